@@ -2,8 +2,9 @@
 
     python benchmarks/grouped_convolutions.py
 
-    export    the time of a call of tfopt's float32 artifact over that of `model.export`, for ConvNeXt-tiny, a
-              ResNeXt-50 (32 groups of 4) and a small RegNet. The processes of both are timed in turns
+    export    the time of a call of tfopt's float32 and int8 artifacts over that of `model.export`, for ConvNeXt-tiny, a
+              ResNeXt-50 (32 groups of 4) and a small RegNet, with random weights and statistics. The processes are
+              timed in turns. int8 is calibrated on the random images that are timed
     training  the time of an epoch of a small ConvNeXt and of a small ResNeXt under `tfopt.compile` and with the step
               that `tfopt accelerate` puts under a script, over that of Keras. Fresh processes, in turns; the fastest
               epoch after the first counts, and the losses of all epochs are compared
@@ -23,6 +24,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -94,26 +96,52 @@ def exported(name: str, options: Options) -> dict[str, Any]:
     from tfopt.exporting.verification.process import alternate
 
     keras.utils.set_random_seed(0)
-    model = NETWORKS[name](options.size)
+    model = with_statistics(NETWORKS[name](options.size))
     images = np.random.default_rng(0).random((max(options.batch_sizes), *model.input_shape[1:])).astype("float32")
     row: dict[str, Any] = {"model": name, "size": options.size, "batch": {}}
     with tempfile.TemporaryDirectory() as folder:
         model.export(f"{folder}/keras", verbose=False)
         tfopt.export(model, f"{folder}/tfopt")
-        with SavedModelProcess(f"{folder}/keras") as theirs, SavedModelProcess(f"{folder}/tfopt") as ours:
+        int8 = tfopt.export(model, f"{folder}/int8", tfopt.ExportConfig(precision="int8"), calibration_data=images)
+        row["int8_nodes"] = len(int8.report.changed) if int8.report else 0
+        with ExitStack() as stack:
+            sides = [stack.enter_context(SavedModelProcess(f"{folder}/{side}")) for side in ("keras", "tfopt", "int8")]
             for batch_size in options.batch_sizes:
-                batch = dict.fromkeys(theirs.loaded["inputs"], images[:batch_size])
-                outputs = [next(iter(each.predict(batch, batch_size).values())) for each in (theirs, ours)]
-                rounds = alternate([theirs, ours], batch, options.seconds, options.rounds)
-                before, after = (float(np.median(np.concatenate(times))) for times in rounds)
+                batch = dict.fromkeys(sides[0].loaded["inputs"], images[:batch_size])
+                outputs = [next(iter(each.predict(batch, batch_size).values())) for each in sides]
+                rounds = alternate(sides, batch, options.seconds, options.rounds)
+                before, after, in_int8 = (float(np.median(np.concatenate(times))) for times in rounds)
+                difference, in_int8_difference = (
+                    float(np.abs(outputs[0] - each).max() / np.abs(outputs[0]).max()) for each in outputs[1:]
+                )
                 row["batch"][batch_size] = {
                     "keras_ms": round(before, 2),
                     "tfopt_ms": round(after, 2),
                     "times": round(before / after, 2),
-                    "difference": float(np.abs(outputs[0] - outputs[1]).max() / np.abs(outputs[0]).max()),
+                    "difference": difference,
+                    "int8_ms": round(in_int8, 2),
+                    "int8_times": round(before / in_int8, 2),
+                    "int8_difference": in_int8_difference,
                 }
     print(row, file=sys.stderr, flush=True)
     return row
+
+
+def with_statistics(model: Any) -> Any:
+    """Gives the batch norms of a model random weights and statistics, as training does.
+
+    Without them, a batch norm adds zeros, which TensorFlow leaves out.
+    """
+    import keras
+
+    draw = np.random.default_rng(0)
+    for layer in model.layers:
+        if isinstance(layer, keras.layers.BatchNormalization):
+            channels = layer.gamma.shape
+            gamma, variance = draw.uniform(0.5, 1.5, (2, *channels))
+            beta, mean = draw.normal(0, 0.1, (2, *channels))
+            layer.set_weights([gamma, beta, mean, variance])
+    return model
 
 
 def trained(name: str, sides: tuple[str, ...], options: Options) -> dict[str, Any]:
@@ -186,7 +214,15 @@ def convnext_tiny(size: int) -> Any:
     return keras.applications.ConvNeXtTiny(weights=None, input_shape=(size, size, 3))
 
 
-def resnext(size: int, depths: tuple[int, ...], width: int, groups: int, classes: int, group_width: int = 0) -> Any:
+def resnext(
+    size: int,
+    depths: tuple[int, ...],
+    width: int,
+    groups: int,
+    classes: int,
+    group_width: int = 0,
+    stem: int = 3,
+) -> Any:
     """Returns a network of bottlenecks whose 3x3 convolutions are grouped.
 
     Args:
@@ -196,6 +232,7 @@ def resnext(size: int, depths: tuple[int, ...], width: int, groups: int, classes
         groups: Groups of each convolution; with `group_width` the channels of a group are fixed instead, as in RegNet.
         classes: Number of outputs.
         group_width: Channels of a group, or 0.
+        stem: Size of the kernel of the first convolution. Max pooling follows one of 7, as in ResNeXt-50.
     """
     import keras
     from keras import layers
@@ -204,7 +241,9 @@ def resnext(size: int, depths: tuple[int, ...], width: int, groups: int, classes
         return layers.BatchNormalization()(x)
 
     inputs = keras.Input((size, size, 3))
-    x = layers.ReLU()(norm(layers.Conv2D(min(width, 64), 3, 2, padding="same", use_bias=False)(inputs)))
+    x = layers.ReLU()(norm(layers.Conv2D(min(width, 64), stem, 2, padding="same", use_bias=False)(inputs)))
+    if stem == 7:
+        x = layers.MaxPooling2D(3, 2, padding="same")(x)
     for stage, depth in enumerate(depths):
         inner = width * 2**stage
         outer = inner if group_width else 2 * inner
@@ -245,7 +284,7 @@ def small_convnext(size: int) -> Any:
 
 NETWORKS: dict[str, Callable[[int], Any]] = {
     "convnext_tiny": convnext_tiny,
-    "resnext50": lambda size: resnext(size, (3, 4, 6, 3), 128, 32, 1000),
+    "resnext50": lambda size: resnext(size, (3, 4, 6, 3), 128, 32, 1000, stem=7),
     "regnet": lambda size: resnext(size, (1, 2, 7, 2), 48, 0, 1000, group_width=24),
     "convnext": small_convnext,
     "resnext": lambda size: resnext(size, (1, 1), 64, 32, 10),

@@ -206,6 +206,7 @@ def test_the_benchmark_of_grouped_convolutions_compares_exports_and_trainings(tm
     assert max(training["loss_difference"].values()) < 1e-5
     assert set(export["batch"]) == {"1", "8"}
     assert all(row["difference"] < 1e-5 for row in export["batch"].values())
+    assert all(row["int8_difference"] < 0.1 for row in export["batch"].values())
 
 
 @pytest.mark.slow

@@ -192,12 +192,13 @@ def test_an_exported_network_in_int8(tmp_path):
     x = GENERATOR.normal(size=(32, 16, 16, 8)).astype("float32")
     config = tfopt.ExportConfig(precision="int8", int8_nodes="all")
     artifact = tfopt.export(model, tmp_path / "int8", config, calibration_data=[x])
-    assert [change.kind for change in artifact.report.changed] == ["DepthwiseConv2dNative"]
-    assert [skip.reason for skip in artifact.report.skipped] == ["grouped convolution: no int8 kernel computes it"]
+    assert [change.kind for change in artifact.report.changed] == ["DepthwiseConv2dNative", "Conv2D"]
+    assert not artifact.report.skipped
+    assert "with one range" in artifact.report.changed[1].detail
     loaded = tf.saved_model.load(str(tmp_path / "int8")).signatures["serving_default"]
     functions = loaded.graph.as_graph_def().library.function
     nodes = [node for function in functions for node in function.node_def]
-    assert any(node.op == "_FusedQuantizedDepthwiseConv2D" for node in nodes)
+    assert {"_FusedQuantizedDepthwiseConv2D", "_FusedQuantizedConv2D"} <= {node.op for node in nodes}
     assert not any(ISLAND in node.attr for node in nodes)
     (found,) = loaded(tf.constant(x)).values()
-    assert np.abs(found - model(x)).max() < 0.05 * np.abs(model(x)).max()
+    assert np.linalg.norm(found - model(x)) < 0.05 * np.linalg.norm(model(x))

@@ -101,5 +101,5 @@ def _detail(fusion: Fusion, shape: tuple[int, ...], rounded: np.ndarray) -> str:
         for part in (fusion.bias and "bias", fusion.summand and "sum", fusion.activation and fusion.activation.name)
         if part
     ]
-    what = f"int{bits} weights {shape} per channel"
+    what = f"int{bits} weights {shape} " + ("per channel" if fusion.per_channel else "with one range")
     return what + (f", fused {', '.join(fused)}" if fused else "")

@@ -62,6 +62,7 @@ def depthwise(x, weights):
 KERNELS = {
     "convolution": (convolution, (2, 8, 8, 33), (3, 3, 33, 20)),
     "1x1 convolution": (convolution, (2, 8, 8, 64), (1, 1, 64, 64)),
+    "grouped convolution": (convolution, (2, 8, 8, 32), (3, 3, 4, 40)),
     "depthwise": (depthwise, (2, 8, 8, 24), (3, 3, 24, 1)),
     "depthwise, one channel": (depthwise, (2, 8, 8, 1), (3, 3, 1, 1)),
     "product": (tf.matmul, (5, 70), (70, 30)),
@@ -92,7 +93,9 @@ def kernel(name, signed, values, bits):
     if function is tf.matmul:
         sums = x @ (signs * top)
     elif function is convolution:
-        sums = convolve(x, signs * top, (1, 1), [(0, 0), (0, 0)], (1, 1))
+        groups = shape[3] // weight_shape[2]
+        parts = zip(np.split(x, groups, -1), np.split(signs * top, groups, -1), strict=True)
+        sums = np.concatenate([convolve(*part, (1, 1), [(0, 0)] * 2, (1, 1)) for part in parts], axis=-1)
     else:
         each = [
             convolve(x[..., [i]], (signs * top)[:, :, i, None], (1, 1), [(0, 0)] * 2, (1, 1)) for i in range(shape[3])

@@ -73,7 +73,7 @@ def residual():
     keras.utils.set_random_seed(0)
     inputs = keras.Input((8, 8, 3))
     x = layers.Conv2D(6, 3, padding="same", activation="relu")(inputs)
-    y = layers.Conv2D(6, 3, padding="same", activation="relu")(x)
+    y = layers.Conv2D(6, 3, padding="same", groups=2, activation="relu")(x)
     x = layers.ReLU()(layers.Add()([layers.Conv2D(6, 3, padding="same", use_bias=False)(y), x]))
     x = layers.DepthwiseConv2D(3, activation="relu6")(x)
     x = layers.Dense(8, activation="gelu")(layers.Flatten()(layers.MaxPooling2D()(x)))

@@ -51,6 +51,8 @@ class KernelWeights:
             steps, high = 2 * steps, high / 2
         if op == "DepthwiseConv2dNative":
             steps = steps[..., None]
+        if not self.fusion.per_channel:
+            high = high[0]
         return (
             editor.add_constant(f"{name}/int8_weights", steps, tf.qint8),
             editor.add_constant(f"{name}/int8_weights_min", -high),

@@ -7,7 +7,8 @@ would have. Exporters read only this form, whatever the source of the ranges:
   qint8 for [-max, max]. Only fusions and the ops that move values to them read the rounded tensor. Other ops read the
   float tensor, if a float op computes it.
 - Weights are rounded by FakeQuantWithMinMaxVarsPerChannel(-max, max, narrow_range), with the channels as the last axis.
-  A Reshape then adds the fourth axis to the weights of a depthwise convolution.
+  A Reshape then adds the fourth axis to the weights of a depthwise convolution. Those of a grouped convolution have the
+  same range in every channel.
 
 Weights and biases that replace the float ones in int8 are stored apart from the float graph, as adjustments. So a node
 that stays float keeps those that it was trained with.
@@ -99,6 +100,8 @@ def _annotate_weights(editor: GraphEditor, fusion: Fusion, qmax: int, steps: np.
         limits = np.abs(weights).reshape(-1, weights.shape[-1]).max(axis=0) * np.float32(INT8 / qmax)
     else:
         limits = (steps * INT8).astype(np.float32)
+    if not fusion.per_channel:
+        limits[:] = limits.max()
     limits[limits == 0] = 1.0  # a channel of zeros has no scale of its own
     if qmax < INT8:
         grid = limits / INT8
@@ -169,7 +172,10 @@ def with_biases(graph: FrozenGraph, fusions: Sequence[Fusion]) -> FrozenGraph:
             outputs = weights.shape[2 if editor.nodes[fusion.op].op == "DepthwiseConv2dNative" else -1]
             zeros = editor.add_constant(f"{fusion.op}/no_bias", np.zeros(outputs, np.float32))
             name = f"{fusion.op}/bias_add"
-            name = editor.add("BiasAdd", name, [fusion.op, zeros], T=FLOAT32, data_format=text("NHWC"))
+            if fusion.per_channel:
+                name = editor.add("BiasAdd", name, [fusion.op, zeros], T=FLOAT32, data_format=text("NHWC"))
+            else:  # see tfopt.graph.convolutions
+                name = editor.add("AddV2", name, [fusion.op, zeros], T=FLOAT32)
             editor.redirect(fusion.op, name, keep=[name])
             moved[fusion.op] = name
     return graph.edited(editor, moved)

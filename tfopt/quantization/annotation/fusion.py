@@ -1,6 +1,6 @@
 """Finds fusions: nodes that one int8 kernel computes together.
 
-A fusion is `op -> [BiasAdd] -> [+ summand] -> [activation]`, where op is a convolution or a matrix product. Only the
+A fusion is `op -> [bias] -> [+ summand] -> [activation]`, where op is a convolution or a matrix product. Only the
 next node reads the result of a node, so that no value inside the fusion is needed elsewhere. After a convolution, the
 activation is a Relu or Relu6. After a product, it is any activation that tfopt.quantization.annotation.activations
 finds. The input and the output of a fusion are the tensors that get a range.
@@ -10,6 +10,12 @@ another node uses that buffer. So every other reader of the summand must be an a
 has then certainly finished. Readers behind an op that only moves values count too, because the result of such an op may
 share the buffer. Second, the summand must be available in int8: as the result of a Relu, of a convolution, or of such a
 sum.
+
+The kernel of a grouped convolution takes one range for the weights of all output channels; with one for each, oneDNN
+has no kernel. Its rounding errors are then as large in each channel as in that of the largest weights. A channel's
+range h[c] is the largest of its weights. The mean square of the errors is max(h)^2 / mean(h^2) times what it is with
+ranges of their own, and a bit of the weights is a factor of 4. A convolution that would lose more than LOST_BITS stays
+float.
 """
 
 from __future__ import annotations
@@ -38,6 +44,7 @@ FAKE_QUANT_WEIGHTS = "FakeQuantWithMinMaxVarsPerChannel"
 DATA_MOVEMENT_OPS = ("MaxPool", "Pad", "Tile", "Transpose", "Reshape", "Squeeze", "ExpandDims", "Identity")
 WITHOUT_LOWERING = ("BatchMatMulV2", "Einsum", "Conv2DBackpropInput", "Conv3D")
 Shapes = Mapping[str, tf.TensorShape]
+LOST_BITS = 2  # of the weights of a grouped convolution
 EMPTY: Mapping[str, str] = MappingProxyType({})
 
 
@@ -50,6 +57,8 @@ class Fusion:
         nodes: Names of all its nodes in order, `op` first.
         weights: The float weights. The output channels are the last axis; in a depthwise convolution the third.
         summand: Tensor that is added before the activation, or None.
+        per_channel: Whether each output channel has a range of its own for its weights. A grouped convolution has one
+            for all channels.
     """
 
     op: str
@@ -59,6 +68,7 @@ class Fusion:
     bias: str | None
     summand: str | None
     activation: Activation | None
+    per_channel: bool = True
 
     @property
     def output(self) -> str:
@@ -71,7 +81,7 @@ class Fusion:
         bias = summand = None
         for name in self.nodes[1:]:
             node = editor.nodes[name]
-            if self.bias is not None and node.op == "BiasAdd" and bias is None:
+            if self.bias is not None and name == self.nodes[1]:
                 bias = node.input[1]
             elif self.summand is not None and node.op in ADDITIONS and summand is None:
                 summand = _other_input(node, before[name])
@@ -146,7 +156,7 @@ class FusionSearch:
             follower = editor.nodes[editor.consumers[last][0]]
             if follower.name in claimed:
                 break
-            if follower.op == "BiasAdd" and len(nodes) == 1 and editor.constant(follower.input[1]) is not None:
+            if len(nodes) == 1 and self._adds_bias(follower, name):
                 bias = follower.input[1]
             elif follower.op in ADDITIONS and summand is None:
                 other = _other_input(follower, last)
@@ -164,7 +174,15 @@ class FusionSearch:
             bias=bias,
             summand=summand,
             activation=activation,
+            per_channel=not _is_grouped(editor.nodes[name], self._shapes),
         )
+
+    def _adds_bias(self, node: Any, source: str) -> bool:
+        """Whether a node adds a bias to a convolution or product. That of a grouped convolution is an AddV2."""
+        if node.op not in ("BiasAdd", "AddV2") or node.input[0] != source:
+            return False
+        constant = self._editor.constant(node.input[1])
+        return constant is not None and (node.op == "BiasAdd" or constant.shape == (self._shapes[source][-1],))
 
     def _fusible_activation(self, op: str, tensor: str, claimed: set[str]) -> Activation | None:
         found = find_activation(self._editor, tensor, self._graph.output_nodes)
@@ -252,13 +270,24 @@ def _obstacle(editor: GraphEditor, shapes: Shapes, node: Any, patterns: tuple[st
             return "not in NHWC layout"
         if node.op == "DepthwiseConv2dNative":
             return None if weights.ndim == 3 or weights.shape[3] == 1 else "more than one filter for each input channel"
-        if shapes[node.input[0]][-1] != weights.shape[2]:
-            if shapes[node.input[0]][-1] is None:
-                return "the number of its input's channels is open: fix it, as in keras.Input((None, None, 3))"
-            return "grouped convolution: no int8 kernel computes it"
+        if shapes[node.input[0]][-1] is None:
+            return "the number of its input's channels is open: fix it, as in keras.Input((None, None, 3))"
+        if _is_grouped(node, shapes) and _bits_lost(weights) > LOST_BITS:
+            return "grouped convolution: its int8 kernel has one range for all channels, whose weights differ too much"
     elif attribute(node, "transpose_a").b or attribute(node, "transpose_b").b:
         return "transposed operand"
     return None
+
+
+def _is_grouped(node: Any, shapes: Shapes) -> bool:
+    """Whether a node is a Conv2D whose weights have fewer input channels than its image."""
+    return bool(node.op == "Conv2D" and shapes[node.input[0]][-1] != shapes[node.input[1]][2])
+
+
+def _bits_lost(weights: np.ndarray) -> float:
+    """Returns how many bits of its weights a convolution loses to one range in place of one for each channel."""
+    limits = np.abs(weights).max(axis=(0, 1, 2)).astype(np.float64)
+    return float(np.log2(limits.max() / np.sqrt(np.mean(limits**2)))) if limits.any() else 0.0
 
 
 def _why_without_lowering(editor: GraphEditor, shapes: Shapes, node: Any) -> str:

@@ -74,6 +74,8 @@ def quantize_for_training(
             return f"computed by a {type(layer).__name__}, which has no quantized form"
         if matches(layer.name, config.exclude):
             return "excluded by the configuration"
+        if not fusion.per_channel:
+            return "grouped convolution: its int8 kernel has one range for all channels, and training one for each"
         if not _has_float_weights(layer):
             return "its weights are quantized or have a LoRA part"
         missing = [tensor for tensor in tensors_of_fusion(traced.editor, fusion) if tensor not in traced.places]

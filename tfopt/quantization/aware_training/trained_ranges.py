@@ -26,6 +26,9 @@ from tfopt.quantization.annotation.annotate import channels_last, is_fake_quant
 from tfopt.quantization.annotation.fusion import DATA_MOVEMENT_OPS, Fusion, before_data_movement, find_fusions
 from tfopt.quantization.annotation.grids import Range, steps_above_zero
 
+NO_RANGE = "its weights were trained without a range"
+NOT_ONE_RANGE = "grouped convolution: its int8 kernel has one range for all channels, which no training gives it"
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedRanges:
@@ -50,7 +53,8 @@ def read_ranges(graph: FrozenGraph, exclude: Iterable[str] = ()) -> TrainedRange
     steps_editor = GraphEditor(fold_constants(_with_steps(plain, steps_of_weights)).graph_def)
     fusions, skipped = find_fusions(folded, editor, exclude)
     steps = {fusion.op: _steps(editor, steps_editor, fusion) for fusion in fusions}
-    without = {op: "its weights were trained without a range" for op, found in steps.items() if found is None}
+    without = {op: NO_RANGE for op, found in steps.items() if found is None}
+    without |= {fusion.op: NOT_ONE_RANGE for fusion in fusions if not fusion.per_channel and fusion.op not in without}
     return TrainedRanges(
         graph=folded,
         ranges={

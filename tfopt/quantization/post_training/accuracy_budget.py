@@ -200,7 +200,7 @@ def _switchable(
         adjustment = adjustments.get(fusion.op, Adjustment())
         exact = editor.value(fusion.weights)
         own = exact if adjustment.weights is None else adjustment.weights
-        weights = _rounded(own, exact, editor.nodes[fusion.op].op, qmax[fusion.op])
+        weights = _rounded(own, exact, fusion, editor.nodes[fusion.op].op, qmax[fusion.op])
         name = choose(position, editor.add_constant(f"{fusion.op}/int8_weights", weights), fusion.weights)
         editor.set_inputs(fusion.op, [editor.nodes[fusion.op].input[0], name])
         if adjustment.bias is not None and fusion.bias is not None:
@@ -209,9 +209,9 @@ def _switchable(
     return replace(graph, inputs={**graph.inputs, SWITCHES: spec}).edited(editor)
 
 
-def _rounded(weights: np.ndarray, exact: np.ndarray, op: str, qmax: int) -> np.ndarray:
+def _rounded(weights: np.ndarray, exact: np.ndarray, fusion: Fusion, op: str, qmax: int) -> np.ndarray:
     """Returns weights on the grid that annotation chooses for the exact weights."""
     axes = (0, 1, 3) if op == "DepthwiseConv2dNative" else tuple(range(weights.ndim - 1))
-    limits = np.abs(exact).max(axis=axes, keepdims=True).astype(np.float32)
+    limits = np.abs(exact).max(axis=axes if fusion.per_channel else None, keepdims=True).astype(np.float32)
     scale = np.where(limits == 0, np.float32(1), limits) / np.float32(qmax)
     return np.asarray(np.rint(weights / scale) * scale, np.float32)

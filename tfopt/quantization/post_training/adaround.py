@@ -138,7 +138,7 @@ def round_weights(
     """Returns the weights of each fusion rounded by AdaRound, by the name of its op, and the changes of the errors."""
     editor = GraphEditor(graph.graph_def)
     rounded, changes = {}, []
-    small = [fusion for fusion in fusions if _inputs(editor, fusion) <= LARGEST]
+    small = [fusion for fusion in fusions if fusion.per_channel and _inputs(editor, fusion) <= LARGEST]
     for fusion, gram in zip(small, _grams(graph, editor, small, ranges, batches), strict=True):
         held = editor.value(fusion.weights)
         weights = _grouped(held, editor.nodes[fusion.op].op)
