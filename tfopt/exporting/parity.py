@@ -123,8 +123,8 @@ def make_check(
         usual = _scales(source, [compared[SOURCE]]) if compared else {}
         errors = {kind: _error(given, compared[SOURCE], usual) for kind, given in others.items()}
         if compute == "float16":
-            error = errors.get(ARTIFACT) or _error(outputs[ARTIFACT], outputs[SOURCE], scales)
-            warn_of_lost_digits(error.relative)
+            own = errors.get(ARTIFACT) or _error(outputs[ARTIFACT], outputs[SOURCE], scales)
+            warn_of_lost_digits(own.relative)
         return replace(check, outputs=recorded, examples=_origin(sample, held_out, compared), errors=errors)
     assert problem is not None
     raise problem

@@ -205,7 +205,7 @@ def test_a_baseline_that_is_gone(model, tmp_path):
 
 
 def test_a_baseline_that_never_was_is_refused_before_anything_is_written(model, tmp_path):
-    with pytest.raises(ConfigError, match=r"baseline must be the directory of a SavedModel. Received: .*nowhere"):
+    with pytest.raises(ConfigError, match=r"baseline must be the directory of an artifact. Received: .*nowhere"):
         export(model, tmp_path / "a", baseline=tmp_path / "nowhere")
     assert not (tmp_path / "a").exists()
 
