@@ -116,6 +116,7 @@ LONGER = (
     "an optional input that is missing",
     "a PyDataset with sample weights",
     "a train_on_batch loop between fits",
+    "fit without callbacks",
 )
 TERMINATES = """
 from contextlib import redirect_stdout

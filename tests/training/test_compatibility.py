@@ -22,6 +22,7 @@ def reference():
     return cells.train_reference()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", [cells.Cell(**dict(zip(FIELDS, row, strict=True))) for row in QUICK], ids=words)
 def test_a_cell_trains_and_in_float32_equals_one_device(cell, reference, two_replicas):
     outcome = cells.run(cell, "tfopt", reference)

@@ -206,6 +206,7 @@ def test_float16_scales_the_loss():
     assert history["loss"][-1] < history["loss"][0]
 
 
+@pytest.mark.slow
 def test_under_xla_ten_steps_per_execution_train_on_an_uneven_number_of_batches():
     decided = plan(TrainingConfig(precision="float32", jit_compile=True, steps_per_execution=10, global_batch_size=8))
     model = build(decided)

@@ -149,7 +149,7 @@ def optimizers():
     yield "scaled", lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Nadam(), dynamic_growth_steps=2)
 
 
-FAST_OPTIMIZERS = ("Adafactor", "accumulation", "scaled")
+FAST_OPTIMIZERS = ("accumulation", "scaled")
 
 
 @pytest.mark.parametrize(

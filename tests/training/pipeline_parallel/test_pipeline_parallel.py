@@ -142,6 +142,7 @@ def test_a_batch_smaller_than_the_micro_batches():
     assert_same(mlp, floats(18, 6), floats(18, 3), micro_batches=[7])
 
 
+@pytest.mark.slow
 def test_weights_of_examples():
     weights = RNG.uniform(size=24).astype("float32")
     assert_same(mlp, floats(24, 6), floats(24, 3), sample_weight=weights, optimizer="sgd")
@@ -160,7 +161,8 @@ def test_inputs_outputs_and_skips_across_stages():
     assert_same(many_to_many, x, y, cuts=["b", "c", "late"], devices=[*DEVICES, *DEVICES], micro_batches=[4])
 
 
-@pytest.mark.parametrize("optimizer", ["adam", pytest.param("sgd", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_embedding(optimizer):
     words = [RNG.integers(0, 20, (24, 5)), RNG.integers(0, 20, (24, 5))]
     _, stages = assert_same(shared, words, floats(24, 1), optimizer=optimizer)

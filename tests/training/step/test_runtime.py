@@ -208,7 +208,7 @@ def not_overridden():
     return trained(keras.Model, epochs=2)
 
 
-@pytest.mark.parametrize("kind", [AnyFit, OwnArguments])
+@pytest.mark.parametrize("kind", [pytest.param(AnyFit, marks=pytest.mark.slow), OwnArguments])
 def test_a_fit_that_is_overridden_keeps_order_checkpoints_and_callbacks(kind, tmp_path, not_overridden):
     first = (2.0,) if kind is OwnArguments else ()
     wanted, losses, _ = not_overridden
@@ -222,6 +222,7 @@ def test_a_fit_that_is_overridden_keeps_order_checkpoints_and_callbacks(kind, tm
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.slow
 def test_a_fit_that_is_overridden_takes_positional_callbacks_and_synchronizes(two_replicas):
     model, decided = overriding(AnyFit, strategy=two_replicas)
     seen = Batches()
@@ -558,6 +559,7 @@ def test_outputs_are_float32_under_half_precision_that_the_plan_chose(pretended,
     assert subclassed.hidden.compute_dtype != "float32"
 
 
+@pytest.mark.slow
 def test_a_pipeline_over_two_devices_trains_like_one_device():
     def trained(**settings):
         decided = plan(TrainingConfig(precision="float32", global_batch_size=8, steps_per_execution=2, **settings))
