@@ -94,14 +94,13 @@ def test_diff_lists_each_setting_once(workplace, capsys):
 
 @pytest.mark.slow
 def test_several_recipes_run_as_one(workplace, capsys):
-    for name in ("first", "second"):
-        Path(f"{name}.toml").write_text(
-            "pruning = false\nquantization = false\n[training]\nepochs = 1\n[data]\nmax_examples = 40\n"
-            '[model]\nbuilder = "mlp"\narguments = {units = [4]}'
-        )
-    assert main(["run", "first.toml", "second.toml", *SHORT]) == 0
-    assert "first+second" in capsys.readouterr().out
-    assert Path("saved_models/first+second/float32").is_dir()
+    Path("small.toml").write_text(
+        "pruning = false\nquantization = false\n[training]\nepochs = 1\n[data]\nmax_examples = 40\n"
+        '[model]\nbuilder = "mlp"\narguments = {units = [4]}'
+    )
+    assert main(["run", "digits_cnn", "small.toml", *SHORT]) == 0
+    assert "digits_cnn+small" in capsys.readouterr().out
+    assert Path("saved_models/digits_cnn+small/float32").is_dir()
 
 
 def test_a_run_has_one_form(workplace, capsys):
