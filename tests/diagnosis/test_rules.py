@@ -28,8 +28,8 @@ GIB = 2**30
 @pytest.fixture(autouse=True)
 def short_experiments(monkeypatch):
     """The tests look for large effects, so short experiments are enough."""
-    for name, value in {"SECONDS": 0.1, "SETTLES": 0.02, "TURNS": 4}.items():
-        monkeypatch.setattr(experiments, name, value)
+    monkeypatch.setattr(experiments, "SECONDS", 0.1)
+    monkeypatch.setattr(experiments, "SETTLES", 0.02)
     monkeypatch.setattr(timing, "SECONDS", 0.05)
 
 
@@ -100,7 +100,7 @@ def test_a_computation_that_waits_for_memory(measured):
         bandwidth = 1e9 / (share * parts.compute_ms / 1e3)
         reached = compare(10**6, 10**9, parts.step_ms, Roofs(bytes_per_s=bandwidth, **of))
         judged = Measured(measured.observation, measured.hardware)
-        vars(judged).update(efficiency=reached, breakdown=parts)
+        vars(judged).update(efficiency=reached, breakdown=parts, experiments=measured.experiments)
         by_share[share] = compute.memory_bound(judged)
     assert "reaches 80% of the memory bandwidth" in by_share[0.8].evidence
     assert by_share[0.3].startswith("the computation reaches 30% of the memory bandwidth")
@@ -203,6 +203,7 @@ def order(data):
     return np.concatenate([x for x, _ in data.as_numpy_iterator()]).sum((1, 2, 3)).tolist()
 
 
+@pytest.mark.slow
 def test_a_cache_behind_a_shuffle_is_advised_with_a_shuffle_behind_it(measured, tmp_path):
     for number in range(24):
         folder = tmp_path / str(number % 2)

@@ -85,7 +85,9 @@ def check(expected, *, drop_remainder=False, run_eagerly=False, **settings):
         pytest.param({}, marks=pytest.mark.slow),
         pytest.param({"accumulate": 3, "steps_per_execution": 1}, marks=pytest.mark.slow),
         pytest.param({"jit_compile": True}, marks=pytest.mark.slow),
-        {"strategy": "pipeline", "pipeline_devices": ("CPU:0", "CPU:1"), "micro_batches": 3},
+        pytest.param(
+            {"strategy": "pipeline", "pipeline_devices": ("CPU:0", "CPU:1"), "micro_batches": 3}, marks=pytest.mark.slow
+        ),
     ],
     ids=str,
 )
