@@ -17,14 +17,16 @@ from forking.fresh_python import FreshPython, write_interpreter
 SEARCH_S = 240
 searched = time.monotonic()
 
-# Folders whose tests depend on the numbers and the speed of single graphs no more than the rest of them does: data,
-# files, state, what is reported. TensorFlow's graph optimizers, a sixth of a test's time, are off there.
+# Folders and files whose tests depend on the numbers and the speed of single graphs no more than the rest of them does:
+# data, files, state, what is reported, our step beside Keras' own. TensorFlow's graph optimizers, a sixth of a test's
+# time, are off there.
 TESTS = Path(__file__).parent
 UNOPTIMIZED = [
     TESTS / each
     for each in (
-        *("data", "models", "reporting", "runner", "tasks"),
-        *("training/checkpointing", "training/distributed", "training/pipeline_parallel"),
+        *("data", "models", "reporting", "runner", "scripts", "tasks"),
+        *("training/checkpointing", "training/distributed", "training/pipeline_parallel", "training/step"),
+        *("training/test_counted_losses.py", "training/test_losses.py", "training/test_steps_per_epoch.py"),
     )
 ]
 
@@ -72,7 +74,7 @@ def _keras_state():
 
 @pytest.fixture(autouse=True)
 def _graph_optimizers(request):
-    off = any(folder in request.path.parents for folder in UNOPTIMIZED)
+    off = any(each in UNOPTIMIZED for each in (request.path, *request.path.parents))
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": off})
 
 
@@ -101,12 +103,13 @@ def fresh_python(tmp_path_factory):
     shared, tests = tmp_path_factory.getbasetemp(), os.getpid()
     if "PYTEST_XDIST_WORKER" in os.environ:  # one server for all workers
         shared, tests = shared.parent, os.getppid()
+    keras = write_interpreter(shared / "keras", ["tensorflow", "keras"], tests=tests)
     return FreshPython(
         {
             "nothing": sys.executable,
             "tensorflow": write_interpreter(shared / "tensorflow", ["tensorflow"], BLOCKED, tests=tests),
-            "keras": write_interpreter(shared / "keras", ["tensorflow", "keras"], tests=tests),
-            "tfopt": write_interpreter(shared / "tfopt", ["tensorflow", "keras", "tfopt.*"], tests=tests),
+            "keras": keras,
+            "tfopt": write_interpreter(shared / "tfopt", ["tfopt.*"], tests=tests, base=keras),
         }
     )
 

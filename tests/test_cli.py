@@ -149,9 +149,10 @@ def test_tensorflow_is_not_imported_where_no_tensor_is_needed(fresh_python):
     assert all(line.startswith("tfopt: ") for line in done.stderr.splitlines())
 
 
-def test_standard_error_holds_the_error_alone(workplace, tfopt_process):
+@pytest.mark.parametrize("imported", ["tfopt", pytest.param("nothing", marks=pytest.mark.slow)])
+def test_standard_error_holds_the_error_alone(imported, workplace, fresh_python):
     """TensorFlow writes notices at import whatever its log level is; they must not bury the line."""
-    done = tfopt_process("export", "nowhere", "out")
+    done = fresh_python("-m", "tfopt", "export", "nowhere", "out", imported=imported)
     assert done.returncode == 2
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()
@@ -258,17 +259,17 @@ def test_a_reader_that_has_enough_is_no_error(words, tfopt_process):
 def test_another_backend_of_keras_is_refused_with_the_remedy(tmp_path, fresh_python, tfopt_process):
     (tmp_path / "keras.json").write_text('{"backend": "torch"}')
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("KERAS_")}
-    for settings, name in (({"KERAS_BACKEND": "jax"}, "jax"), ({"KERAS_HOME": str(tmp_path)}, "torch")):
+    for settings, name in (({"KERAS_HOME": str(tmp_path)}, "torch"), ({"KERAS_BACKEND": "jax"}, "jax")):
         environment = inherited | settings
         done = tfopt_process("devices", env=environment)
         assert done.returncode == 2
         (line,) = done.stderr.splitlines()
         assert f"'{name}'" in line
         assert "KERAS_BACKEND=tensorflow" in line
-        code = "import tfopt\ntry:\n    tfopt.plan()\nexcept tfopt.ConfigError as error:\n    print(error)"
-        python = fresh_python("-c", code, env=environment, check=True)
-        assert f"tfopt: {python.stdout}" == done.stderr
-        assert tfopt_process("recipes", env=environment).returncode == 0
+    code = "import tfopt\ntry:\n    tfopt.plan()\nexcept tfopt.ConfigError as error:\n    print(error)"
+    python = fresh_python("-c", code, env=environment, check=True)
+    assert f"tfopt: {python.stdout}" == done.stderr
+    assert tfopt_process("recipes", env=environment).returncode == 0
 
 
 def test_run_export_verify(workplace, capsys):

@@ -29,7 +29,7 @@ def test_examples_are_converted_and_the_files_measured(tmp_path, capsys):
     assert "train 160 in 2, test 40 in 2 files" in capsys.readouterr().out
     read, made = SOURCES["tfrecord"](directory=directory), SOURCES["synthetic"](examples=200, input_shape=(4,))
     np.testing.assert_array_equal(np.sort(read.x_train, axis=0), np.sort(made.x_train, axis=0))
-    words = ["--arguments", f"directory={directory}", "--seconds", "0.5", "--step-time-ms", "5", "--batch-size", "20"]
+    words = ["--arguments", f"directory={directory}", "--seconds", "0.1", "--step-time-ms", "5", "--batch-size", "20"]
     assert main(["data", "measure", "tfrecord", *words, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["batches_per_epoch"] == 8

@@ -37,7 +37,7 @@ def kernel(multiply_adds, moved, dtype="float32", kind="MatMul", executions=1):
 def recipe():
     return Recipe(
         name="small",
-        model=ModelConfig(builder="simple_cnn"),
+        model=ModelConfig(builder="simple_cnn", arguments={"filters": [8]}),
         data=DataConfig(source="synthetic", arguments={"examples": 64, "input_shape": [16, 16, 3]}),
         training=TrainingConfig(global_batch_size=32, optimizer="sgd"),
     )
@@ -46,7 +46,7 @@ def recipe():
 @pytest.fixture(scope="module", autouse=True)
 def _short_measurements():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tfopt.advisor.recipe_step.MEASURED_SECONDS", 0.5)
+        patch.setattr("tfopt.advisor.recipe_step.MEASURED_SECONDS", 0.1)
         yield
 
 

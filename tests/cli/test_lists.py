@@ -111,12 +111,8 @@ def test_wrong_words_are_one_line(words, expected, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["keras:MobileNetV2", "bert_small"])  # as for recipes
-def test_stored_costs_are_what_is_counted(name):
-    assert json.loads(json.dumps(count_model(name))) == stored_costs()["models"][name]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["digits_cnn", "lstm"])  # benchmarks/costs.py counts all
-def test_stored_costs_of_recipes_are_what_is_counted(name):
-    assert json.loads(json.dumps(count_recipe(RECIPES[name]))) == stored_costs()["recipes"][name]
+def test_stored_costs_are_what_is_counted():
+    """Of two; benchmarks/costs.py counts all."""
+    stored, model, recipe = stored_costs(), "keras:MobileNetV2", "digits_cnn"
+    assert json.loads(json.dumps(count_model(model))) == stored["models"][model]
+    assert json.loads(json.dumps(count_recipe(RECIPES[recipe]))) == stored["recipes"][recipe]

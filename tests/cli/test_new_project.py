@@ -42,15 +42,14 @@ def test_own_code_runs_from_the_command_and_works_wherever_a_name_does(workplace
     artifact = str(workplace / "saved_models/mine/float32")
     capsys.readouterr()
     monkeypatch.chdir("mine/project")
-    assert main(["data", "measure", "train:load", "--seconds", "0.5", "--json"]) == 0
+    assert main(["data", "measure", "train:load", "--seconds", "0.1", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["examples_per_second"] > 0
-    assert main(["data", "measure", "recipe.toml", "--seconds", "0.5"]) == 2
+    assert main(["data", "measure", "recipe.toml", "--seconds", "0.1"]) == 2
     assert "--allow-code" in capsys.readouterr().err
-    assert main(["data", "measure", "recipe.toml", "--seconds", "0.5", "--allow-code"]) == 0
+    assert main(["data", "measure", "recipe.toml", "--seconds", "0.1", "--allow-code"]) == 0
     capsys.readouterr()
-    for words in (["train:load"], ["recipe.toml", "--allow-code"]):
-        assert main(["verify", artifact, "--json", "--data", *words]) == 0
-        assert json.loads(capsys.readouterr().out)["accuracy"] > 0
+    assert main(["verify", artifact, "--json", "--data", "recipe.toml", "--allow-code"]) == 0
+    assert json.loads(capsys.readouterr().out)["accuracy"] > 0
     scored = find_example_data("train:load").metric(None, "train:OWN")
     assert scored.name == "mean_absolute_error"
     assert main(["data", "convert", "train:load", "records"]) == 0

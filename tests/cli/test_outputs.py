@@ -65,7 +65,9 @@ STREAMS = {
 }
 
 
-@pytest.mark.parametrize("command", STREAMS)
+@pytest.mark.parametrize(
+    "command", [pytest.param(each, marks=[pytest.mark.slow] * ("2>/dev/full" in each)) for each in STREAMS]
+)
 def test_an_output_that_cannot_be_written_is_no_failed_check(command):
     code, words = STREAMS[command]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

@@ -30,6 +30,8 @@ GIB = 2**30
 def short_experiments(monkeypatch):
     """The tests look for large effects, so short experiments are enough."""
     monkeypatch.setattr(experiments, "SECONDS", 0.1)
+    monkeypatch.setattr(experiments, "SETTLES", 0.02)
+    monkeypatch.setattr(timing, "SECONDS", 0.05)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +101,7 @@ def test_a_computation_that_waits_for_memory(measured):
         bandwidth = 1e9 / (share * parts.compute_ms / 1e3)
         reached = compare(10**6, 10**9, parts.step_ms, Roofs(bytes_per_s=bandwidth, **of))
         judged = Measured(measured.observation, measured.hardware)
-        vars(judged).update(efficiency=reached, breakdown=parts)
+        vars(judged).update(efficiency=reached, breakdown=parts, experiments=measured.experiments)
         by_share[share] = compute.memory_bound(judged)
     assert "reaches 80% of the memory bandwidth" in by_share[0.8].evidence
     assert by_share[0.3].startswith("the computation reaches 30% of the memory bandwidth")
@@ -113,7 +115,7 @@ def test_a_graph_with_small_kernels_is_advised_xla_once(measured):
 
 def test_a_shuffle_is_timed_with_a_smaller_buffer():
     def slow(number):
-        return tf.cast(number, tf.float32) + 0 * tf.reduce_sum(tf.random.normal((100, 100)))
+        return tf.cast(number, tf.float32) + 0 * tf.reduce_sum(tf.random.normal((200, 200)))
 
     data = tf.data.Dataset.range(600).map(slow).shuffle(480).batch(20)
     found = input_time(data)
@@ -154,50 +156,56 @@ class Planted(dict):
         return Pair(before_ms=10, after_ms=1)
 
 
-def test_a_map_that_changes_state_is_neither_cached_nor_called_in_parallel(measured, monkeypatch):
-    monkeypatch.setattr(timing, "SECONDS", 0.05)
+def waiting(measured, data):
+    """Returns the measurements of a training whose step waits for these data."""
+    parts = StepBreakdown(step_ms=10, input_ms=9, host_ms=0, compute_ms=1, steps=40, batch_size=32)
+    judged = Measured(dataclasses.replace(measured.observation, data=data, epochs=2), measured.hardware)
+    vars(judged).update(breakdown=parts)
+    vars(judged.experiments)["_done"] = Planted()
+    return judged
+
+
+def cached(measured, data):
+    """Returns what the rule for a missing cache says of data that the step waits for."""
+    return input.no_cache(waiting(measured, data))
+
+
+EXAMPLES = np.zeros((128, 8), np.float32), np.zeros((128, 4), np.float32)
+
+
+def test_a_map_that_changes_state_is_neither_cached_nor_called_in_parallel(measured):
     count = tf.Variable(0, dtype=tf.int64)
 
     def numbered(x, y):
         return x + tf.cast(count.assign_add(1), tf.float32) + 0 * tf.reduce_sum(tf.random.normal((100, 100))), y
 
+    judged = waiting(measured, tf.data.Dataset.from_tensor_slices(EXAMPLES).map(numbered).batch(32))
+    serial = input.slow_map(judged)
+    assert "changes state" in serial.title
+    assert "num_parallel_calls" not in serial.advice
+    assert isinstance(input.no_cache(judged), str)
+
+
+@pytest.mark.slow
+def test_a_map_that_only_computes_is_cached_and_called_in_parallel(measured):
     def plain(x, y):
         return x + 0 * tf.reduce_sum(tf.linalg.svd(tf.fill((48, 48), x[0]), compute_uv=False)), y
 
-    examples = tf.data.Dataset.from_tensor_slices((np.zeros((320, 8), np.float32), np.zeros((320, 4), np.float32)))
-    parts = StepBreakdown(step_ms=10, input_ms=9, host_ms=0, compute_ms=1, steps=40, batch_size=32)
-    for function, state in ((numbered, True), (plain, False)):
-        data = examples.map(function).batch(32)
-        judged = Measured(dataclasses.replace(measured.observation, data=data, epochs=2), measured.hardware)
-        vars(judged).update(breakdown=parts)
-        vars(judged.experiments)["_done"] = Planted()
-        serial = input.slow_map(judged)
-        assert ("changes state" in serial.title, "num_parallel_calls" in serial.advice) == (state, not state)
-        cached = input.no_cache(judged)
-        assert isinstance(cached, str) == state
-    assert "repeat" not in cached.advice
-    endless = examples.repeat().map(plain).batch(32)
-    judged = Measured(dataclasses.replace(measured.observation, data=endless, epochs=2), measured.hardware)
-    vars(judged).update(breakdown=parts)
-    vars(judged.experiments)["_done"] = Planted()
-    assert "Move repeat() behind the cache" in input.no_cache(judged).advice
-
-
-def cached(measured, data):
-    """Returns what the rule for a missing cache says of data that the step waits for."""
-    parts = StepBreakdown(step_ms=10, input_ms=9, host_ms=0, compute_ms=1, steps=40, batch_size=8)
-    judged = Measured(dataclasses.replace(measured.observation, data=data, epochs=2), measured.hardware)
-    vars(judged).update(breakdown=parts)
-    vars(judged.experiments)["_done"] = Planted()
-    return input.no_cache(judged)
+    examples = tf.data.Dataset.from_tensor_slices(EXAMPLES)
+    judged = waiting(measured, examples.map(plain).batch(32))
+    serial = input.slow_map(judged)
+    assert "changes state" not in serial.title
+    assert "num_parallel_calls" in serial.advice
+    assert "repeat" not in input.no_cache(judged).advice
+    assert "Move repeat() behind the cache" in cached(measured, examples.repeat().map(plain).batch(32)).advice
 
 
 def order(data):
     return np.concatenate([x for x, _ in data.as_numpy_iterator()]).sum((1, 2, 3)).tolist()
 
 
-def test_a_cache_behind_a_shuffle_is_advised_with_a_shuffle_behind_it(measured, tmp_path, monkeypatch):
-    monkeypatch.setattr(timing, "SECONDS", 0.05)
+@pytest.mark.slow
+def test_a_cache_behind_a_shuffle_is_advised_with_a_shuffle_behind_it(measured, tmp_path):
     for number in range(24):
         folder = tmp_path / str(number % 2)
         folder.mkdir(exist_ok=True)
@@ -215,14 +223,12 @@ def test_a_cache_behind_a_shuffle_is_advised_with_a_shuffle_behind_it(measured, 
     assert sorted(first) == sorted(second)
 
 
-def test_what_differs_between_epochs_is_not_cached_further_on(measured, monkeypatch):
-    monkeypatch.setattr(timing, "SECONDS", 0.05)
-
+def test_what_differs_between_epochs_is_not_cached_further_on(measured):
     def noisy(x, y):
         return x + tf.random.normal((8,)), y
 
     def slow(x, y):
-        square = tf.fill((128, 128), x[0])
+        square = tf.fill((96, 96), x[0])
         return x + 0 * tf.reduce_sum(square @ square), y
 
     examples = tf.data.Dataset.from_tensor_slices((np.zeros((64, 8), np.float32), np.zeros((64, 4), np.float32)))

@@ -29,7 +29,7 @@ def can_be_forked(settings, words):
     found = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     differing = set(found.items()) ^ set(settings["environment"].items())
     program = words[1:] if words[:1] == ["-I"] else words
-    names_one = bool(program) and (program[0] == "-c" or not program[0].startswith("-"))
+    names_one = bool(program) and (program[0] in ("-c", "-m") or not program[0].startswith("-"))
     return names_one and {name for name, _ in differing} <= READ_LATE
 
 
@@ -50,7 +50,7 @@ def start_server(directory, python, address):
 
     with (directory / "log").open("wb") as log:
         server = subprocess.Popen(
-            [python, "-P", SERVER, directory],
+            [*python, SERVER, directory],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -67,7 +67,7 @@ def main():
     settings = json.loads((directory / "settings.json").read_text())
     if not can_be_forked(settings, words):
         os.execv(settings["python"], [settings["python"], *words])
-    with connect(directory, settings["python"]) as connection:
+    with connect(directory, settings["starts_server"]) as connection:
         # Who leads a group gets what is sent to all of it, and passes it on to all of the program's.
         group = 0 if os.getpgrp() == os.getpid() else os.getpgrp()
         request = {"words": words, "directory": str(Path.cwd()), "environment": dict(os.environ), "group": group}

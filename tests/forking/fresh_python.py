@@ -21,20 +21,27 @@ CLIENT = Path(__file__).with_name("client.py")
 
 
 def write_interpreter(
-    directory: Path, imports: Sequence[str], blocked: Sequence[str] = (), tests: int | None = None
+    directory: Path,
+    imports: Sequence[str],
+    blocked: Sequence[str] = (),
+    tests: int | None = None,
+    base: Path | None = None,
 ) -> Path:
     """Writes an executable that takes the interpreter's words, and runs programs in forks of one server.
 
-    `-c code` and scripts are forked, also with -I. Python really starts for other options, and in another environment.
+    `-c code`, `-m module` and scripts are forked, also with -I. Python really starts for other options, and in another
+    environment.
 
     Args:
         directory: Where it and the server's socket go; several processes may share it. The path is short, as sockets'.
         imports: The modules that a program finds imported. "package.*" stands for all modules of the package.
         blocked: The modules that no program can import.
         tests: The process with which the server ends, this one by default.
+        base: Another such executable, whose server forks this one's, and so imports for both.
     """
     settings = {
         "python": sys.executable,
+        "starts_server": [sys.executable, "-P"] if base is None else [str(base)],
         "imports": list(imports),
         "blocked": list(blocked),
         "tests": tests or os.getpid(),
@@ -71,7 +78,7 @@ class FreshPython:
                 (with TensorFlow, so that a user's program shows which imports of tfopt it lacks), "tensorflow" (alone:
                 Keras and tfopt cannot be imported), or "nothing", which is for tests of imports, of the
                 environment that libraries read at their import, of hashes that differ between processes, and of
-                programs that need none of this. Python really starts then, as it does for other options, `-m` for
+                programs that need none of this. Python really starts then, as it does for other options, `-B` for
                 example, and with another environment.
             check: Whether an exit code other than 0 fails the test, with the end of standard error.
             timeout: In seconds.

@@ -6,6 +6,7 @@ Argument: a directory with settings.json, which `fresh_python.py` writes. It ser
 import atexit
 import gc
 import importlib
+import importlib.util
 import json
 import os
 import pkgutil
@@ -71,7 +72,7 @@ def join_group(program, group):
 
 
 def run(request, files):
-    """Runs a program, `-c code` or a script, and ends this process as the interpreter would."""
+    """Runs a program, `-c code`, `-m module` or a script, and ends this process as the interpreter would."""
     code = 1
     try:
         join_group(0, request["group"])
@@ -116,14 +117,22 @@ def prepare(words):
     isolated = words[0] == "-I"
     name, *rest = words[isolated:]
     main = sys.modules["__main__"] = ModuleType("__main__")
+    if not isolated:
+        places = {"-c": "", "-m": str(Path.cwd())}
+        sys.path.insert(0, places[name] if name in places else str(Path(name).resolve().parent))
     if name == "-c":
-        source, file, place = rest.pop(0), "<string>", ""
+        source, file = rest.pop(0), "<string>"
+    elif name == "-m":
+        spec = importlib.util.find_spec(rest.pop(0))
+        if spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{spec.name}.__main__")
+        source, file = spec.loader.get_source(spec.name), spec.origin
+        main.__spec__, main.__package__, main.__file__ = spec, spec.parent, file
+        name = file
     else:
-        source, file, place = Path(name).read_bytes(), str(Path(name).absolute()), str(Path(name).resolve().parent)
+        source, file = Path(name).read_bytes(), str(Path(name).absolute())
         main.__file__ = file
     sys.argv = [name, *rest]
-    if not isolated:
-        sys.path.insert(0, place)
     return compile(source, file, "exec")
 
 
@@ -138,6 +147,8 @@ def import_all(name):
 
 def main():
     directory = Path(sys.argv[1])
+    here = str(Path(__file__).parent)  # it is on the path if another server has forked this one
+    sys.path[:] = [place for place in sys.path if place != here]
     settings = json.loads((directory / "settings.json").read_text())
     sys.modules.update(dict.fromkeys(settings["blocked"]))
     for name in settings["imports"]:

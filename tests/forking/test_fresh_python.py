@@ -44,11 +44,14 @@ print(__name__, __main__.__dict__ is globals(), __file__, sys.argv, sys.path[0],
 """
 
 
-def test_a_script_runs_as_in_the_interpreter_also_to_its_end(python, tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT)
+@pytest.mark.parametrize("words", [["script.py"], ["-m", "script"], ["-m", "package"]], ids=" ".join)
+def test_a_script_or_module_runs_as_in_the_interpreter_also_to_its_end(python, tmp_path, words):
+    (tmp_path / "package").mkdir()
+    for file in ("script.py", "package/__main__.py"):
+        (tmp_path / file).write_text(SCRIPT)
     (tmp_path / "beside.py").write_text("NAME = 'beside'")
-    found = python("script.py", "word", cwd=tmp_path)
-    started = subprocess.run([sys.executable, "script.py", "word"], cwd=tmp_path, capture_output=True, text=True)
+    found = python(*words, "word", cwd=tmp_path)
+    started = subprocess.run([sys.executable, *words, "word"], cwd=tmp_path, capture_output=True, text=True)
     assert "__main__ True" in started.stdout
     assert (found.returncode, found.stdout, found.stderr) == (0, started.stdout, "")
 
@@ -127,6 +130,13 @@ def test_other_options_or_variables_really_start_the_interpreter(python, monkeyp
     assert python("-B", "-c", IS_FORKED + "print(forked, sys.flags.dont_write_bytecode)").stdout == "False 1\n"
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
     assert outcome(python, "import os; print(forked, os.environ['TF_ENABLE_ONEDNN_OPTS'])")[1] == "False 0\n"
+
+
+def test_the_server_of_another_interpreter_imports_for_both(python, tmp_path):
+    more = FreshPython({"tfopt": write_interpreter(tmp_path / "m", ["colorsys"], base=python.interpreters["tfopt"])})
+    code = "print(forked, 'colorsys' in sys.modules, sys.argv, [each for each in sys.path if 'forking' in each])"
+    assert outcome(more, code, "word") == (0, "True True ['-c', 'word'] []\n", "")
+    (tmp_path / "m" / "settings.json").unlink()
 
 
 def test_the_server_that_cannot_start_says_why(tmp_path):

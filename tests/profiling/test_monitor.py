@@ -430,6 +430,7 @@ def test_each_worker_writes_its_samples_as_they_come(fit, tmp_path, monkeypatch)
     assert len(lines) >= 2 * len(monitor.utilization.seconds) - 4
 
 
+@pytest.mark.slow
 def test_it_runs_under_mirrored_strategy(two_replicas):
     with two_replicas.scope():
         model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])

@@ -141,15 +141,14 @@ def test_a_browser_shows_the_pages_at_both_widths_in_both_themes(tmp_path):
     ]
     with chromium.running(tmp_path / "profile") as browser:
         for page in pages:
-            for width in WIDTHS:
-                for theme, paper in THEMES.items():
-                    browser.open(page, width, theme)
-                    assert browser.problems == []
-                    assert browser.value("innerWidth") == width
-                    assert browser.value("document.documentElement.scrollWidth") <= width
-                    assert browser.value("getComputedStyle(document.body).backgroundColor") == paper
-                    # Each chart has a size, and lines or bars inside it.
-                    assert browser.value(
-                        "document.querySelectorAll('svg').length > 0 && [...document.querySelectorAll('svg')].every("
-                        "svg => svg.clientWidth > 200 && svg.clientHeight > 20 && svg.querySelectorAll('path').length)"
-                    )
+            for width, (theme, paper) in zip(WIDTHS, THEMES.items(), strict=True):
+                browser.open(page, width, theme)
+                assert browser.problems == []
+                assert browser.value("innerWidth") == width
+                assert browser.value("document.documentElement.scrollWidth") <= width
+                assert browser.value("getComputedStyle(document.body).backgroundColor") == paper
+                # Each chart has a size, and lines or bars inside it.
+                assert browser.value(
+                    "document.querySelectorAll('svg').length > 0 && [...document.querySelectorAll('svg')].every("
+                    "svg => svg.clientWidth > 200 && svg.clientHeight > 20 && svg.querySelectorAll('path').length)"
+                )

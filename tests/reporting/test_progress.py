@@ -15,8 +15,9 @@ WIDTH = 100
 X, Y = np.random.default_rng(0).normal(size=(32, 4)).astype("float32"), np.arange(32) % 2
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def model():
+    """One for all, since its weights do not matter."""
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(loss=loss, metrics=["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(1, name="top1")])

@@ -30,6 +30,7 @@ from tfopt.runner import run
 from tfopt.runner.model_check import with_float_inputs
 from tfopt.tasks.label_smoothing import SmoothedCrossEntropy
 from tfopt.training import TrainingConfig
+from tfopt.training.optimizers import make_optimizer
 
 TINY = Recipe(
     name="tiny",
@@ -170,14 +171,6 @@ def test_a_second_run_replaces_the_first(tmp_path):
 
 
 @pytest.mark.slow
-def test_without_pruning_int8_is_compared_with_float32(tmp_path):
-    result = run(dataclasses.replace(TINY, pruning=None, export_dir=str(tmp_path)), console=silent())
-    assert list(result.receipts) == ["float32", "int8"]
-    assert result.receipts["int8"].baseline.endswith("float32")
-    assert [phase.name for phase in result.report.phases] == ["train"]
-
-
-@pytest.mark.slow
 def test_quantization_while_training_is_a_phase_of_its_own(tmp_path):
     quantization = QuantizationConfig(training=True, learned_ranges=True, epochs=2, learning_rate=1e-3)
     console = silent()
@@ -195,12 +188,20 @@ def test_quantization_while_training_is_a_phase_of_its_own(tmp_path):
     assert recipe.quick().quantization.epochs == 2
 
 
-def test_without_quantization_and_export_nothing_is_written(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    result = run(dataclasses.replace(TINY, quantization=None), console=silent())
+@pytest.fixture(scope="module")
+def unexported(tmp_path_factory):
+    """A run that trains and prunes, and the empty directory in which it ran."""
+    directory = tmp_path_factory.mktemp("empty")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(directory)
+        return run(dataclasses.replace(TINY, quantization=None), console=silent()), directory
+
+
+def test_without_quantization_and_export_nothing_is_written(unexported):
+    result, directory = unexported
     assert (result.receipts, result.export_dir, result.ok) == ({}, None, True)
     assert [each.name for each in result.report.passes] == ["prune"]
-    assert list(tmp_path.iterdir()) == []
+    assert list(directory.iterdir()) == []
 
 
 def test_a_target_that_cannot_be_written_is_found_before_anything_runs(tmp_path):
@@ -302,26 +303,21 @@ def test_an_optimizer_object_serves_every_phase():
     assert float(first.model.optimizer.momentum) == 0.9
     assert float(first.model.optimizer.learning_rate) == pytest.approx(0.05)
     assert int(given.iterations) == 0  # each phase has its own copy, so that a recipe can be run again
-    assert run(recipe, console=silent()).report.phases == first.report.phases
+    (again,) = run(dataclasses.replace(recipe, pruning=None), console=silent()).report.phases
+    assert again == first.report.phases[0]
 
 
-@pytest.mark.parametrize(("decay", "last"), [("cosine", 0.0), ("constant", 0.01)])
-def test_the_learning_rate_goes_where_it_should(decay, last):
-    training = dataclasses.replace(TINY.training, decay=decay)
-    optimizer = run(dataclasses.replace(TRAIN_ONLY, training=training), console=silent()).model.optimizer
+def test_the_learning_rate_goes_where_it_should():
+    optimizer = run(TRAIN_ONLY, console=silent()).model.optimizer
     assert int(optimizer.iterations) == 3 * 13  # 200 examples in batches of 16
-    assert float(optimizer.learning_rate) == pytest.approx(last, abs=1e-6)
+    assert float(optimizer.learning_rate) == pytest.approx(0.0, abs=1e-6)  # by a cosine
 
 
-def test_pruning_has_its_own_learning_rate_or_that_of_the_training():
-    def last_rate(rate):
-        pruning = dataclasses.replace(TINY.pruning, learning_rate=rate)
-        training = dataclasses.replace(TINY.training, decay="constant")
-        recipe = dataclasses.replace(TINY, training=training, pruning=pruning, quantization=None)
-        return float(run(recipe, console=silent()).model.optimizer.learning_rate)
-
-    assert last_rate(0.002) == pytest.approx(0.002)
-    assert last_rate(None) == pytest.approx(TINY.training.learning_rate)
+def test_pruning_may_have_its_own_learning_rate():
+    pruning = dataclasses.replace(TINY.pruning, learning_rate=0.002)  # below, it has that of the training
+    training = dataclasses.replace(TINY.training, decay="constant", epochs=1)
+    recipe = dataclasses.replace(TINY, training=training, pruning=pruning, quantization=None)
+    assert float(run(recipe, console=silent()).model.optimizer.learning_rate) == pytest.approx(0.002)
 
 
 @pytest.mark.slow
@@ -482,11 +478,11 @@ def test_a_pruning_pattern_that_matches_nothing_is_known_before_training(tmp_pat
     assert not (tmp_path / "out").exists()
 
 
-def test_resume_goes_through_the_phases_that_were_done_and_begins_the_others(tmp_path):
+def test_resume_goes_through_the_phases_that_were_done_and_begins_the_others(tmp_path, unexported):
     """The process may have ended in the first phase: the later ones have no checkpoints then."""
     training = dataclasses.replace(TINY.training, checkpoint_dir=str(tmp_path / "checkpoints"))
     recipe = dataclasses.replace(TINY, quantization=None, training=training)
-    whole = run(dataclasses.replace(TINY, quantization=None), console=silent())
+    whole, _ = unexported
     run(dataclasses.replace(recipe, pruning=None), console=silent())
     insisting = dataclasses.replace(recipe, training=dataclasses.replace(training, resume=True))
     with pytest.warns(TfoptWarning, match="nothing to train: the training in .*train reached epoch 3"):
@@ -504,7 +500,8 @@ def test_resume_goes_through_the_phases_that_were_done_and_begins_the_others(tmp
         run(insisting, console=silent())
 
 
-@pytest.mark.parametrize("where", [pytest.param("auto", marks=pytest.mark.slow), "device"])
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["auto", "device"])
 def test_mixed_examples_train_with_shares_of_classes(where, tmp_path):
     """The targets become shares of the classes, in the pipeline or in the step; the artifact knows nothing of it."""
     data = DataConfig(
@@ -513,14 +510,15 @@ def test_mixed_examples_train_with_shares_of_classes(where, tmp_path):
         augment=AugmentConfig(crop=1, mixup=0.2, where=where),
         max_examples=400,
     )
-    recipe = dataclasses.replace(TRAIN_ONLY, data=data, export_dir=str(tmp_path / "out"))
+    recipe = dataclasses.replace(TRAIN_ONLY, data=data, export_dir=str(tmp_path / "out") if where == "auto" else None)
     console = silent()
     result = run(dataclasses.replace(recipe, training=dataclasses.replace(recipe.training, epochs=8)), console=console)
-    assert result.receipts["float32"].accuracy > 0.6  # guessing gives 0.1
     (decision,) = [each for each in result.report.plan if each.setting == "augment.where"]
     assert decision.value == ("host" if where == "auto" else "device")
     history = result.report.phases[0].history
-    assert history["val_accuracy"][-1] == pytest.approx(result.receipts["float32"].accuracy)
+    assert history["val_accuracy"][-1] > 0.6  # guessing gives 0.1
+    if where == "auto":
+        assert history["val_accuracy"][-1] == pytest.approx(result.receipts["float32"].accuracy)
     assert history["loss"][-1] > history["val_loss"][-1]  # mixed images are harder
 
 
@@ -582,14 +580,19 @@ def test_pixels_and_counts_are_calibrated_as_they_were_trained_without_a_warning
         assert (floats.dtype, ids.dtype, spec[1].dtype) == (tf.float32, tf.uint8, tf.uint8)
 
 
-def test_one_hot_targets_are_classes(tmp_path):
+@pytest.mark.parametrize("exports", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_one_hot_targets_are_classes(exports, tmp_path):
     x, y = np.random.default_rng(0).normal(size=(60, 3)).astype("float32"), np.arange(60) % 3
     x[np.arange(60), y] += 8
     data = DataConfig(source=lambda: arrays(x, np.eye(3, dtype="float32")[y]))
-    result = run(dataclasses.replace(TRAIN_ONLY, data=data, export_dir=str(tmp_path / "out")), console=silent())
-    assert result.receipts["float32"].accuracy > 0.5  # guessing gives a third
+    recipe = dataclasses.replace(TRAIN_ONLY, data=data, export_dir=str(tmp_path / "out") if exports else None)
+    result = run(recipe, console=silent())
+    found = [result.report.phases[0].history["val_accuracy"][-1], *(each.accuracy for each in result.receipts.values())]
+    assert min(found) > 0.5  # guessing gives a third
+    assert len(found) == 1 + exports
 
 
+@pytest.mark.slow
 def test_a_file_that_is_gone_is_named_with_a_remedy(tmp_path):
     for number in range(12):
         folder = tmp_path / "photos" / "ab"[number % 2]
@@ -618,11 +621,18 @@ OPTIMIZER = {
 }
 
 
-def test_the_first_fit_has_a_warm_up_and_averages_and_a_later_one_continues():
-    recipe = with_changes(TINY, {"training": OPTIMIZER, "quantization": False})
-    pruned = run(recipe, console=silent())
-    trained = run(with_changes(recipe, {"pruning": False}), console=silent())
-    first, later = (each.model.optimizer for each in (trained, pruned))
+def test_the_first_fit_has_a_warm_up_and_averages_and_a_later_one_continues(monkeypatch):
+    made = []
+
+    def make(*arguments, **settings):
+        made.append(make_optimizer(*arguments, **settings))
+        return made[-1]
+
+    monkeypatch.setattr("tfopt.runner.work.make_optimizer", make)
+    recipe = with_changes(TINY, {"training": {**OPTIMIZER, "epochs": 2}, "quantization": False})
+    result = run(recipe, console=silent())
+    first, later = made
+    assert result.model.optimizer is later
     steps = math.ceil(200 / 16)
     assert [each.weight_decay for each in (first, later)] == [0.1, 0.1]
     assert [each.beta_2 for each in (first, later)] == [0.9, 0.9]
@@ -631,9 +641,9 @@ def test_the_first_fit_has_a_warm_up_and_averages_and_a_later_one_continues():
     assert [rate.warmup_steps for rate in rates] == [round(1.5 * steps), 0]
     assert rates[0].warmup_target == pytest.approx(0.01 * math.sqrt(16 / 64))
     assert rates[1].initial_learning_rate == pytest.approx(0.01 * math.sqrt(16 / 64))
-    (said,) = [decision for decision in trained.report.plan if decision.setting == "learning_rate"]
+    (said,) = [decision for decision in result.report.plan if decision.setting == "learning_rate"]
     assert said.value == "0.005"
-    assert isinstance(trained.model.loss, SmoothedCrossEntropy)
+    assert isinstance(result.model.loss, SmoothedCrossEntropy)
 
 
 def test_label_smoothing_needs_classes():
@@ -667,6 +677,9 @@ def test_the_report_holds_the_nodes_that_the_export_chose(tmp_path):
         "model": {"arguments": {"units": [64, 64]}},
     }
     result = run(with_changes(TINY, settings), console=silent())
+    assert list(result.receipts) == ["float32", "int8"]
+    assert result.receipts["int8"].baseline.endswith("float32")  # there is no pruned one
+    assert [phase.name for phase in result.report.phases] == ["train"]
     written = json.loads((tmp_path / "int8" / "manifest.json").read_text())["report"]
     told = result.report.passes[-1]
     assert [each.name for each in told.changed] == [each["name"] for each in written["changed"]]

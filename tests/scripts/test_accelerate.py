@@ -110,7 +110,34 @@ LONGER = (
     "a generator with steps_per_epoch",
     "own steps per execution",
     "fit that drops its callbacks",
+    "two losses",
+    "TerminateOnNaN that raises or sees none",
+    "TensorBoard by epochs",
+    "an optional input that is missing",
+    "a PyDataset with sample weights",
+    "a train_on_batch loop between fits",
+    "fit without callbacks",
 )
+TERMINATES = """
+from contextlib import redirect_stdout
+from io import StringIO
+y[101] = np.nan  # in batch 6 of 10
+for name, options in CASES.items():
+    model, terminate = build(), keras.callbacks.TerminateOnNaN(**options)
+    part = slice(0, 96 if name == "sees none" else 150)
+    with redirect_stdout(StringIO()) as printed:
+        try:
+            history = model.fit(x[part], y[part], 16, epochs=2, shuffle=False, validation_data=(x[:32], y[:32]),
+                                callbacks=[terminate], verbose=0)
+            keep(name, model, history)
+        except RuntimeError as error:
+            print(error)
+    found["words " + name] = np.array(list(printed.getvalue().encode()))
+    found["iterations " + name] = np.array(model.optimizer.iterations)
+    assert model.optimizer.iterations == (12 if name == "sees none" else 7)
+    assert ("atch 6" in printed.getvalue()) == (name != "sees none")
+    assert "on_train_batch_end" not in vars(terminate)
+"""
 FITS = {
     # The strategy of this process, since a second one would collide with it.
     "two replicas": (REPLICAS, "Keras' step on 2 replicas of MirroredStrategy, " + SEVERAL),
@@ -149,27 +176,9 @@ found["best"] = model.get_weights()[0]
 """,
         SEVERAL,
     ),
-    "TerminateOnNaN": (
-        """
-from contextlib import redirect_stdout
-from io import StringIO
-y[101] = np.nan  # in batch 6 of 10
-for name, options in {"ends": {}, "raises": {"raise_error": True}, "sees none": {}}.items():
-    model, terminate = build(), keras.callbacks.TerminateOnNaN(**options)
-    part = slice(0, 96 if name == "sees none" else 150)
-    with redirect_stdout(StringIO()) as printed:
-        try:
-            history = model.fit(x[part], y[part], 16, epochs=2, shuffle=False, validation_data=(x[:32], y[:32]),
-                                callbacks=[terminate], verbose=0)
-            keep(name, model, history)
-        except RuntimeError as error:
-            print(error)
-    found["words " + name] = np.array(list(printed.getvalue().encode()))
-    found["iterations " + name] = np.array(model.optimizer.iterations)
-    assert model.optimizer.iterations == (12 if name == "sees none" else 7)
-    assert ("atch 6" in printed.getvalue()) == (name != "sees none")
-    assert "on_train_batch_end" not in vars(terminate)
-""",
+    "TerminateOnNaN": ("CASES = {'ends': {}}" + TERMINATES, SEVERAL),
+    "TerminateOnNaN that raises or sees none": (
+        "CASES = {'raises': {'raise_error': True}, 'sees none': {}}" + TERMINATES,
         SEVERAL,
     ),
     "TensorBoard by epochs": (

@@ -11,7 +11,7 @@ import pytest
 
 HERE = Path(__file__).parent
 KERAS = Path(keras.__file__).parent / "src"
-PARTS = ("trainers/trainer_test.py", "models", "callbacks", "optimizers", "distillation")
+PARTS = ("trainers/trainer_test.py", "models/model_test.py", "callbacks", "distillation")  # those that compile and fit
 
 
 def failures(path, tests, **environment):
@@ -44,14 +44,14 @@ def failures(path, tests, **environment):
     return len(cases), [f"{KERAS / Path(*words[:-1])}.py::{words[-1]}::{name}" for words, name in names]
 
 
-@pytest.mark.slow  # a minute: some 450 tests of Keras
+@pytest.mark.slow  # some 200 tests of Keras
 def test_what_passes_alone_passes_under_the_hook(tmp_path):
     # Those with steps_per_execution have no step of tfopt's; quantize knows nothing of fit.
     chosen = [*(str(KERAS / name) for name in PARTS), "-k", "not steps and not quantize"]
     # It asks for a conftest that Keras does not ship.
     chosen.append(f"--ignore={KERAS / 'callbacks' / 'remote_monitor_test.py'}")
     ran, failed = failures(tmp_path / "hooked.xml", chosen)
-    assert ran > 400
+    assert ran > 150
     # Some fail alone too: they need jax, torch or grain.
     also_alone = failures(tmp_path / "alone.xml", failed, ALONE="1")[1] if failed else []
     assert sorted(set(failed) - set(also_alone)) == []

@@ -1,5 +1,7 @@
 """Running a user's script in this process: as Python would run it, with a hook on Keras only while it runs."""
 
+import importlib
+import importlib.util
 import sys
 
 import keras
@@ -8,7 +10,7 @@ import pytest
 
 from tfopt.errors import ConfigError
 from tfopt.scripts import run_script
-from tfopt.scripts.hook import hooked, script_line
+from tfopt.scripts.hook import _AfterImport, hooked, script_line
 
 
 class Recorder:
@@ -161,6 +163,20 @@ def test_what_is_no_script_is_refused():
         run_script("-m", [], Recorder())
 
 
+def test_a_module_is_known_once_it_has_been_imported(tmp_path, monkeypatch):
+    write(tmp_path, "VALUE = 1", "imported_late.py")
+    monkeypatch.syspath_prepend(tmp_path)
+    seen = []
+    monkeypatch.setattr(sys, "meta_path", [_AfterImport("imported_late", seen.append), *sys.meta_path])
+    assert importlib.util.find_spec("imported_late") is not None
+    assert seen == []
+    module = importlib.import_module("imported_late")
+    assert [each.VALUE for each in seen] == [1]
+    assert seen == [module]
+    del sys.modules["imported_late"]
+
+
+@pytest.mark.slow
 def test_keras_is_hooked_when_the_script_imports_it_and_not_before(tmp_path, fresh_python):
     """In a process of its own, since Keras is imported here. TensorFlow looks for Keras, and imports it later."""
     write(tmp_path, "import sys; assert 'keras' not in sys.modules\nimport tensorflow\n" + MODELS, "late.py")

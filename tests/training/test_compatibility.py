@@ -22,6 +22,7 @@ def reference():
     return cells.train_reference()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cell", [cells.Cell(**dict(zip(FIELDS, row, strict=True))) for row in QUICK], ids=words)
 def test_a_cell_trains_and_in_float32_equals_one_device(cell, reference, two_replicas):
     outcome = cells.run(cell, "tfopt", reference)
@@ -61,7 +62,7 @@ def scaled(values):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("strategy", "accumulate", "examples", "status"),
-    [("none", 4, 128, "trains"), ("none", 4, 135, "differs"), ("mirrored", 1, 135, "differs")],
+    [("none", 4, 128, "trains"), ("mirrored", 1, 135, "differs")],
 )
 def test_plain_keras_differs_by_the_uneven_batch_alone(
     strategy, accumulate, examples, status, two_replicas, monkeypatch

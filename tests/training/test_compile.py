@@ -66,25 +66,11 @@ def test_compile_passes_the_plan_on(jit_compile):
     assert {"loss", "accuracy", "sparse_categorical_accuracy"} <= set(history)
 
 
-def test_the_plan_changes_nothing_about_the_weights():
-    decided = plan(TrainingConfig(precision="float32", jit_compile=False, steps_per_execution=1, global_batch_size=8))
-    ours = build(decided)
-    data = decided.pipeline((X, Y), training=False)
-    ours.fit(data, epochs=3, shuffle=False, verbose=0)
-
-    keras.utils.set_random_seed(0)
-    plain = mlp((4,), 3, units=[8])
-    plain.compile("adam", loss(), metrics=["accuracy"])
-    plain.fit(X, Y, batch_size=8, epochs=3, shuffle=False, verbose=0)
-    for mine, theirs in zip(ours.get_weights(), plain.get_weights(), strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     "examples",
     [
-        56,  # 7 batches, fewer than ten
-        80,  # 10 batches, just one call
+        pytest.param(56, marks=pytest.mark.slow),  # 7 batches, fewer than ten
+        pytest.param(80, marks=pytest.mark.slow),  # 10 batches, just one call
         133,  # 17 batches, the last of five examples
     ],
 )
@@ -111,6 +97,7 @@ def test_ten_steps_per_execution_see_every_example_and_give_the_same(examples):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_fit_evaluate_and_predict_on_two_replicas(two_replicas):
     decided = plan(TrainingConfig(precision="float32", strategy=two_replicas, global_batch_size=8))
     model = build(decided, optimizer=keras.optimizers.Adam(0.05), metrics=["accuracy", CountExamples()])
@@ -122,22 +109,6 @@ def test_fit_evaluate_and_predict_on_two_replicas(two_replicas):
     outputs = model.predict(decided.pipeline((X,), training=False), verbose=0)
     np.testing.assert_allclose(outputs, model(X).numpy(), atol=1e-5)
     assert np.mean(outputs.argmax(-1) == Y) == pytest.approx(results["accuracy"], abs=1e-6)
-
-
-def test_two_replicas_train_the_same_weights_as_one_device(two_replicas):
-    weights, histories = [], []
-    for strategy in ("none", two_replicas):
-        decided = plan(
-            TrainingConfig(precision="float32", strategy=strategy, steps_per_execution=1, global_batch_size=8)
-        )
-        model = build(decided, optimizer=keras.optimizers.SGD(0.1, momentum=0.9))
-        data = decided.pipeline((X, Y), training=False)
-        histories.append(model.fit(data, epochs=3, shuffle=False, verbose=0).history)
-        weights.append(model.get_weights())
-    for one, other in zip(*weights, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)
-    for name, values in histories[0].items():
-        np.testing.assert_allclose(values, histories[1][name], atol=1e-5)
 
 
 class Scaled(keras.optimizers.SGD):
@@ -213,10 +184,8 @@ def test_an_optimizer_from_inside_the_strategy_or_without_one_is_used_itself(two
     assert build(plan(TrainingConfig(precision="float32")), optimizer=alone).optimizer is alone
 
 
-@pytest.mark.parametrize("settings", [{"accumulate": 2}, {"strategy": "replicas"}])
-def test_a_stateful_recurrent_layer_is_refused_where_the_batch_is_divided(settings, two_replicas):
-    settings = {"strategy": two_replicas} if "strategy" in settings else settings
-    for divided in (settings, {}):
+def test_a_stateful_recurrent_layer_is_refused_where_the_batch_is_divided(two_replicas):
+    for divided in ({"accumulate": 2}, {"strategy": two_replicas}, {}):
         decided = plan(TrainingConfig(precision="float32", global_batch_size=4, **divided))
         with decided.scope():
             inputs = keras.Input(batch_shape=(4, 3, 2))
@@ -237,6 +206,7 @@ def test_float16_scales_the_loss():
     assert history["loss"][-1] < history["loss"][0]
 
 
+@pytest.mark.slow
 def test_under_xla_ten_steps_per_execution_train_on_an_uneven_number_of_batches():
     decided = plan(TrainingConfig(precision="float32", jit_compile=True, steps_per_execution=10, global_batch_size=8))
     model = build(decided)

@@ -94,7 +94,7 @@ def check(found, expected):
     assert found[1:] == pytest.approx(expected[1:], rel=1e-5)
 
 
-@pytest.mark.parametrize("make", [masked, weighted, two_losses])
+@pytest.mark.parametrize("make", [masked, weighted, pytest.param(two_losses, marks=pytest.mark.slow)])
 def test_micro_batches_give_what_the_whole_batch_gives(make):
     check(ours(make, accumulate=4), plain(make))
 
@@ -104,6 +104,7 @@ def test_replicas_give_what_one_device_gives(two_replicas, make, accumulate):
     check(ours(make, strategy=two_replicas, accumulate=accumulate), plain(make))
 
 
+@pytest.mark.slow
 def test_stages_of_a_pipeline_give_what_one_device_gives():
     settings = {"strategy": "pipeline", "pipeline_devices": ("CPU:0", "CPU:1"), "micro_batches": 3}
     check(ours(masked, **settings), plain(masked))

@@ -82,10 +82,12 @@ def check(expected, *, drop_remainder=False, run_eagerly=False, **settings):
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
-        {"accumulate": 3, "steps_per_execution": 1},
+        pytest.param({}, marks=pytest.mark.slow),
+        pytest.param({"accumulate": 3, "steps_per_execution": 1}, marks=pytest.mark.slow),
         pytest.param({"jit_compile": True}, marks=pytest.mark.slow),
-        {"strategy": "pipeline", "pipeline_devices": ("CPU:0", "CPU:1"), "micro_batches": 3},
+        pytest.param(
+            {"strategy": "pipeline", "pipeline_devices": ("CPU:0", "CPU:1"), "micro_batches": 3}, marks=pytest.mark.slow
+        ),
     ],
     ids=str,
 )
@@ -97,7 +99,7 @@ def test_losses_of_single_outputs_on_one_device_and_in_stages(settings, expected
     "settings",
     [
         {"accumulate": 3},  # of the last batch, a replica gets one example or none
-        {"run_eagerly": True},
+        pytest.param({"run_eagerly": True}, marks=pytest.mark.slow),
         pytest.param({"drop_remainder": True}, marks=pytest.mark.slow),
         pytest.param({"accumulate": 3, "jit_compile": True}, marks=pytest.mark.slow),
     ],
@@ -130,7 +132,7 @@ def penalized(precision, **settings):
     return model.fit(x, y["a"], batch_size=BATCH, shuffle=False, epochs=2, verbose=0).history["loss"]
 
 
-@pytest.mark.parametrize("precision", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("precision", ["mixed_float16", pytest.param("mixed_bfloat16", marks=pytest.mark.slow)])
 def test_losses_added_in_half_precision_train_as_in_float32(precision):
     # Keras cannot sum losses of two dtypes: TypeError.
     wanted = penalized("float32")

@@ -121,7 +121,6 @@ def train(make, scope, *, jit_compile=False, strategy=None, policy="float32"):
         ("plain", convolutional),
         ("plain", attention),
         pytest.param("jit_compile", attention, marks=pytest.mark.slow),
-        pytest.param("two_replicas", dense, marks=pytest.mark.slow),
         pytest.param("two_replicas", attention, marks=pytest.mark.slow),
         pytest.param("mixed_float16", convolutional, marks=pytest.mark.slow),
     ],

@@ -73,7 +73,9 @@ def attention_model():
     return keras.Model(inputs, layers.Dense(2, dtype="float32")(h))
 
 
-@pytest.mark.parametrize(("strategy", "precision"), [("none", "float32"), ("mirrored", "mixed_float16")])
+@pytest.mark.parametrize(
+    ("strategy", "precision"), [("none", "float32"), pytest.param("mirrored", "mixed_float16", marks=pytest.mark.slow)]
+)
 def test_only_kernels_decay(strategy, precision):
     """With gradients of zero, a step shrinks what decays by the rate times the decay, and leaves the rest."""
     config = TrainingConfig(

@@ -66,8 +66,11 @@ CASES = {"dense": (dense_data, dense_model), "embedding": (embedding_data, embed
 
 
 def compiling():
+    return {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
+
+
+def figures():
     return {
-        "loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
         "metrics": [keras.metrics.SparseCategoricalAccuracy(name="accuracy")],
         "weighted_metrics": [keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="weighted")],
     }
@@ -120,9 +123,9 @@ def assert_same_figures(found, expected):
 def check_parity(strategy, case, jit_compile, accumulate, steps):
     make_data, build = CASES[case]
     data = make_data(BATCH * STEPS)
-    reference, expected = plain(build, data)
+    reference, expected = plain(build, data, **figures())
     decided = decide(strategy, jit_compile, accumulate=accumulate, steps_per_execution=steps)
-    model, history = ours(decided, build, data)
+    model, history = ours(decided, build, data, **figures())
     assert model.jit_compile is jit_compile
     assert ledger(model).fallback is None
     assert model.optimizer.iterations.numpy() == STEPS
@@ -134,17 +137,17 @@ def check_parity(strategy, case, jit_compile, accumulate, steps):
 MATRIX = list(itertools.product(CASES, (False, True), (1, 4), (1, 4)))
 # All settings at once, and micro-batches alone; benchmarks/compatibility.py runs every combination.
 PAIRS = [(case, *cell) for case, *cell in MATRIX if (*cell,) in ((True, 4, 4), (False, 4, 1))]
-QUICK = [("embedding", False, 4, 1), ("dense", False, 1, 4)]
-TEN_SECONDS = [pytest.param(*cell, marks=pytest.mark.slow) for cell in PAIRS if cell not in QUICK]
+QUICK = ("embedding", False, 4, 1)  # a dense model takes an uneven last batch below
+IN_DEPTH = [pytest.param(*cell, marks=pytest.mark.slow) for cell in PAIRS if cell != QUICK]
 
 
-@pytest.mark.parametrize(("case", "jit_compile", "accumulate", "steps"), [*QUICK, *TEN_SECONDS])
+@pytest.mark.parametrize(("case", "jit_compile", "accumulate", "steps"), [QUICK, *IN_DEPTH])
 def test_replicas_take_20_steps_as_one_device_with_the_full_batch(two_replicas, case, jit_compile, accumulate, steps):
     check_parity(two_replicas, case, jit_compile, accumulate, steps)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("case", "jit_compile", "accumulate", "steps"), PAIRS)
+@pytest.mark.parametrize(("case", "jit_compile", "accumulate", "steps"), PAIRS[:2])
 def test_one_device_takes_20_steps_as_with_the_full_batch(case, jit_compile, accumulate, steps):
     check_parity("none", case, jit_compile, accumulate, steps)
 
@@ -154,7 +157,6 @@ def test_one_device_takes_20_steps_as_with_the_full_batch(case, jit_compile, acc
     [
         ("none", 1, "clipnorm"),
         pytest.param("none", 4, "adam", marks=pytest.mark.slow),
-        pytest.param("two_replicas", 1, "adam", marks=pytest.mark.slow),
         pytest.param("two_replicas", 4, "clipnorm", marks=pytest.mark.slow),
     ],
 )
@@ -181,7 +183,6 @@ def test_an_embedding_is_updated_by_the_sum_for_each_row(request, strategy, accu
         ("two_replicas", 3, 4, False),  # the replicas get two and one, fewer than there are micro-batches
         pytest.param("two_replicas", 13, 4, True, marks=pytest.mark.slow),
         pytest.param("none", 1, 4, True, marks=pytest.mark.slow),
-        pytest.param("none", 13, 1, False, marks=pytest.mark.slow),
     ],
 )
 def test_figures_and_weights_count_every_example_of_an_uneven_last_batch_alike(
@@ -189,9 +190,9 @@ def test_figures_and_weights_count_every_example_of_an_uneven_last_batch_alike(
 ):
     strategy = "none" if strategy == "none" else request.getfixturevalue(strategy)
     data, validation = dense_data(3 * BATCH + left), dense_data(2 * BATCH + left)
-    reference, expected = plain(dense_model, data, validation, epochs=2)
+    reference, expected = plain(dense_model, data, validation, epochs=2, **figures())
     decided = decide(strategy, jit_compile, accumulate=accumulate, steps_per_execution=4)
-    model, history = ours(decided, dense_model, data, validation, epochs=2)
+    model, history = ours(decided, dense_model, data, validation, epochs=2, **figures())
     assert_same_figures(history, expected)
     assert_same_weights(model, reference)
 
@@ -218,12 +219,18 @@ def noisy_model():
     return model, keras.optimizers.AdamW(keras.optimizers.schedules.CosineDecay(0.01, 40), weight_decay=0.01)
 
 
+NOISY = dense_data(9 * BATCH + 5), dense_data(BATCH + 5)
+
+
+@pytest.fixture(scope="module")
+def noisy_reference():
+    return plain(noisy_model, *NOISY, epochs=2, **figures())
+
+
 @pytest.mark.parametrize("steps", [1, 10])
-def test_on_one_device_the_step_is_keras_own_bit_for_bit(steps):
-    data, validation = dense_data(9 * BATCH + 5), dense_data(BATCH + 5)
-    reference, expected = plain(noisy_model, data, validation, epochs=2)
-    decided = decide("none", steps_per_execution=steps)
-    model, history = ours(decided, noisy_model, data, validation, epochs=2)
+def test_on_one_device_the_step_is_keras_own_bit_for_bit(steps, noisy_reference):
+    reference, expected = noisy_reference
+    model, history = ours(decide("none", steps_per_execution=steps), noisy_model, *NOISY, epochs=2, **figures())
     assert history == expected
     for found, wanted in zip(model.variables, reference.variables, strict=True):
         assert found.numpy().tobytes() == wanted.numpy().tobytes(), wanted.path
@@ -240,17 +247,15 @@ def test_under_xla_the_step_is_keras_own_to_a_rounding():
 
 def float16_model():
     """Its first gradient is the input times the error, so an input of 500 overflows with the first loss scale."""
-    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(8), keras.layers.Dense(CLASSES, dtype="float32")])
-    return model, keras.optimizers.SGD(0.01, momentum=0.9)
+    layers = [keras.layers.Dense(8, use_bias=False), keras.layers.Dense(CLASSES, use_bias=False, dtype="float32")]
+    return keras.Sequential([keras.Input((6,)), *layers]), keras.optimizers.SGD(0.01, momentum=0.9)
 
 
 @pytest.mark.parametrize(
     ("overflowing", "accumulate", "jit_compile"),
     [
         (1, 1, False),
-        pytest.param(0, 1, True, marks=pytest.mark.slow),
-        pytest.param(0, 4, False, marks=pytest.mark.slow),
-        pytest.param(1, 4, True, marks=pytest.mark.slow),
+        pytest.param(0, 4, True, marks=pytest.mark.slow),
     ],
 )
 def test_an_overflow_on_one_replica_skips_the_step_on_both(two_replicas, overflowing, accumulate, jit_compile):
@@ -280,8 +285,7 @@ def test_an_overflow_on_one_replica_skips_the_step_on_both(two_replicas, overflo
     assert events == [(1, 2.0**15, 2.0**14)]
 
     # The scale falls until the gradient fits; then all replicas take the step.
-    for _ in range(12):
-        model.fit(decided.pipeline((x, y), training=False), verbose=0)
+    model.fit(decided.pipeline((x, y), training=False), epochs=12, verbose=0)
     assert model.optimizer.inner_optimizer.iterations.numpy() > 0
     assert all(event.after == event.before / 2 for event in ledger(model).loss_scales)
     for variable in model.variables:
@@ -306,9 +310,8 @@ def assert_loss_scales(model, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("left", [0, 1])
-def test_float16_on_replicas_is_float16_on_one_device(two_replicas, left):
-    data = dense_data(STEPS * BATCH + left)
+def test_float16_on_replicas_is_float16_on_one_device(two_replicas):
+    data = dense_data(STEPS * BATCH + 1)
     models, histories = zip(
         *[
             ours(decide(strategy, precision="mixed_float16", accumulate=2), float16_model, data)
@@ -320,18 +323,22 @@ def test_float16_on_replicas_is_float16_on_one_device(two_replicas, left):
     assert_same_weights(models[1], models[0], tolerance=5e-3)  # float16 has 11 bits
 
 
+def one_layer():
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(CLASSES)])
+
+
 def averaging_model():
-    model, _ = dense_model()
-    return model, keras.optimizers.SGD(
+    return one_layer(), keras.optimizers.SGD(
         0.2, momentum=0.9, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3, weight_decay=0.01
     )
 
 
-@pytest.mark.parametrize(("left", "jit_compile"), [(0, False), pytest.param(1, True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("left", "jit_compile"), [(0, False), (1, True)])
 def test_weights_are_overwritten_by_their_average_on_both_replicas(two_replicas, left, jit_compile):
-    data, validation = dense_data(5 * BATCH + left), dense_data(BATCH + 1)
-    reference, expected = plain(averaging_model, data, validation, epochs=2)
-    model, history = ours(decide(two_replicas, jit_compile), averaging_model, data, validation, epochs=2)
+    data = dense_data(5 * BATCH + left)
+    reference, expected = plain(averaging_model, data)
+    model, history = ours(decide(two_replicas, jit_compile), averaging_model, data)
     assert_same_figures(history, expected)
     assert_same_weights(model, reference)
     assert_same_weights(model.optimizer, reference.optimizer)
@@ -342,11 +349,11 @@ def test_weights_are_overwritten_by_their_average_on_both_replicas(two_replicas,
 
 def several_optimizers():
     """The layers' weights are updated by optimizers of their own, each of which sums gradients by itself."""
-    model, _ = dense_model()
     bias, rest = keras.optimizers.SGD(0.1), keras.optimizers.SGD(0.2, momentum=0.9)
-    return model, keras.optimizers.MultiOptimizer(lambda variable: bias if "bias" in variable.path else rest)
+    return one_layer(), keras.optimizers.MultiOptimizer(lambda variable: bias if "bias" in variable.path else rest)
 
 
+@pytest.mark.slow
 def test_the_parts_of_a_multi_optimizer_sum_no_gradient_twice(two_replicas):
     data = dense_data(4 * BATCH)
     reference, expected = plain(several_optimizers, data)
@@ -386,9 +393,7 @@ def test_statistics_of_batch_norms_are_the_mean_over_the_replicas(two_replicas, 
         alone, _ = build()
     alone.set_weights(model.get_weights())
     alone.compile(**compiling())
-    assert alone.evaluate(x, y, verbose=0) == pytest.approx(
-        [history[f"val_{name}"][-1] for name in ("loss", "accuracy", "weighted")], rel=1e-5
-    )
+    assert alone.evaluate(x, y, verbose=0) == pytest.approx(history["val_loss"][-1], rel=1e-5)
 
 
 def test_replicas_take_a_model_whose_weights_are_all_frozen(two_replicas):

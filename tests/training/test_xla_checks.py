@@ -52,7 +52,10 @@ FAILS = {
 }
 
 
-@pytest.mark.parametrize("case", FAILS)
+QUICK = ("mixup", "bicubic", "rotation", "lookup")
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case not in QUICK)) for case in FAILS])
 def test_a_layer_named_as_a_blocker_does_fail_and_the_error_leads_back_to_it(case):
     make, x, operation = FAILS[case]
     model, error = compile_a_step(make(), x)
@@ -67,14 +70,20 @@ def test_a_layer_named_as_a_blocker_does_fail_and_the_error_leads_back_to_it(cas
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: keras.Sequential([layers.RandomFlip(), layers.RandomErasing(), layers.Resizing(4, 4)]),
-        lambda: keras.Sequential(
-            [
-                layers.UpSampling2D(interpolation="bilinear"),
-                layers.BatchNormalization(),
-                layers.Dropout(0.5),
-                layers.TimeDistributed(layers.Dense(3)),
-            ]
+        pytest.param(
+            lambda: keras.Sequential([layers.RandomFlip(), layers.RandomErasing(), layers.Resizing(4, 4)]),
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            lambda: keras.Sequential(
+                [
+                    layers.UpSampling2D(interpolation="bilinear"),
+                    layers.BatchNormalization(),
+                    layers.Dropout(0.5),
+                    layers.TimeDistributed(layers.Dense(3)),
+                ]
+            ),
+            marks=pytest.mark.slow,
         ),
         # XLA gives tensors whose shape depends on values an upper bound.
         lambda: layers.Lambda(lambda x: x * tf.reduce_sum(tf.boolean_mask(x, x > 0.5)), output_shape=(8, 8, 3)),

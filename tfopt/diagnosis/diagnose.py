@@ -63,6 +63,13 @@ def diagnose(
         >>> report.diagnoses[0].cause
         'eager'
     """
+    with _observed(model, args, steps, options) as observation:
+        return report(observation, trace_dir=trace_dir)
+
+
+@contextlib.contextmanager
+def _observed(model: keras.Model, args: tuple[Any, ...], steps: int, options: dict[str, Any]) -> Iterator[Observation]:
+    """Trains for some steps, yields what was watched, and makes the model as it was before."""
     check_keras_3(model)
     check_type("model", model, keras.Model)
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 4:
@@ -80,7 +87,7 @@ def diagnose(
         with unchanged(model), _own_optimizers_kept(model):
             observe_fit(observation, model, model.fit, args, {"verbose": 0, **options, "epochs": 10**6})
             observation.epochs, observation.length_is_known = options.get("epochs", 2), "epochs" in options
-            return report(observation, trace_dir=trace_dir)
+            yield observation
 
 
 @contextlib.contextmanager
@@ -180,11 +187,8 @@ def report(observation: Observation, name: str | None = None, trace_dir: str | P
         TrainingError: The training is too short to measure.
     """
     with working("measuring the step of the training") as now:
-        try:
-            measured = Measured(observation, detect())
-            parts = measured.breakdown
-        except CannotMeasureError as error:
-            raise TrainingError(f"The training cannot be measured: {error}.") from error
+        measured = _measured(observation)
+        parts = measured.breakdown
         found: list[Diagnosis] = []
         absent, unchecked = {}, {}
         for rule in RULES:
@@ -226,8 +230,18 @@ def report(observation: Observation, name: str | None = None, trace_dir: str | P
         )
 
 
+def _measured(observation: Observation) -> Measured:
+    """Returns the measurements of what was watched, of which the parts of the step are made."""
+    try:
+        measured = Measured(observation, detect())
+        measured.breakdown  # noqa: B018 - computed once
+    except CannotMeasureError as error:
+        raise TrainingError(f"The training cannot be measured: {error}.") from error
+    return measured
+
+
 def profile(model: keras.Model, *args: Any, steps: int = 100, **options: Any) -> StepBreakdown:
-    """Trains a model for some steps, and says where their time goes; see `diagnose`.
+    """Trains a model for some steps, and says where their time goes; see `diagnose`, which also looks for causes.
 
     Args:
         model: A compiled model.
@@ -236,9 +250,10 @@ def profile(model: keras.Model, *args: Any, steps: int = 100, **options: Any) ->
     Example:
         >>> import numpy as np
         >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
-        >>> model.compile("sgd", "mse")
+        >>> model.compile("sgd", "mse", jit_compile=False)
         >>> parts = profile(model, np.zeros((640, 8)), np.zeros((640, 1)), steps=20)
         >>> parts.steps, parts.batch_size
         (20, 32)
     """
-    return diagnose(model, *args, steps=steps, **options).breakdown
+    with _observed(model, args, steps, options) as observation:
+        return _measured(observation).breakdown

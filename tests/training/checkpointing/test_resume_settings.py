@@ -1,5 +1,8 @@
 """A training that is resumed with other settings warns which setting is used, or is refused."""
 
+import shutil
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
@@ -52,43 +55,56 @@ def rate_of(model):
     return float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
 
 
-def test_another_learning_rate_is_named_and_the_checkpoints_counts(tmp_path):
-    train(tmp_path, rate=0.1)
+@pytest.fixture(scope="module")
+def trained_directory(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("trained") / "run"
+    train(directory)
+    return directory
+
+
+@pytest.fixture
+def one_epoch(trained_directory, tmp_path):
+    """The directory of a training of one epoch, for one test."""
+    return Path(shutil.copytree(trained_directory, tmp_path / "run"))
+
+
+@pytest.fixture(scope="module")
+def stopped_directory(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("stopped") / "run"
+    with pytest.raises(Stop):
+        train(directory, stop_after=4, checkpoint_every=2)
+    return directory
+
+
+@pytest.fixture
+def four_steps(stopped_directory, tmp_path):
+    """The directory of a training that stopped within its first epoch, for one test."""
+    return Path(shutil.copytree(stopped_directory, tmp_path / "run"))
+
+
+def test_another_learning_rate_is_named_and_the_checkpoints_counts(one_epoch):
     with pytest.warns(TfoptWarning, match=r"stays 0\.1, .* compiled with 0\.001\. Set model\.optimizer"):
-        model = train(tmp_path, rate=0.001, epochs=2)
+        model = train(one_epoch, rate=0.001, epochs=2)
     assert rate_of(model) == pytest.approx(0.1)
 
 
-def test_a_callback_changes_the_learning_rate_as_the_warning_says(tmp_path):
-    with pytest.raises(Stop):
-        train(tmp_path, rate=0.1, stop_after=4, checkpoint_every=2)
+def test_a_callback_changes_the_learning_rate_as_the_warning_says(four_steps):
     lower = keras.callbacks.LambdaCallback()
     lower.on_train_begin = lambda logs: lower.model.optimizer.learning_rate.assign(0.001)
-    model = train(tmp_path, rate=0.1, epochs=2, callbacks=[lower])
+    model = train(four_steps, rate=0.1, epochs=2, callbacks=[lower])
     assert rate_of(model) == pytest.approx(0.001)
 
 
-def test_other_batches_are_refused_within_an_epoch(tmp_path):
-    with pytest.raises(Stop):
-        train(tmp_path, stop_after=4, checkpoint_every=2)
-    before = sorted(path.name for path in tmp_path.iterdir())
+def test_other_batches_are_refused_within_an_epoch(four_steps):
+    before = sorted(path.name for path in four_steps.iterdir())
     with pytest.raises(ArtifactError, match=r"an epoch of 12 steps, .* at step 4 of 6\. Set global_batch_size"):
-        train(tmp_path, global_batch_size=4)
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
+        train(four_steps, global_batch_size=4)
+    assert sorted(path.name for path in four_steps.iterdir()) == before
 
 
-def test_other_batches_are_named_between_epochs(tmp_path):
-    train(tmp_path)
+def test_other_batches_are_named_between_epochs(one_epoch):
     with pytest.warns(TfoptWarning, match="an epoch has 12 steps and had 6"):
-        train(tmp_path, epochs=2, global_batch_size=4)
-
-
-def test_a_training_that_is_done_says_so(tmp_path):
-    done = train(tmp_path, epochs=2)
-    with pytest.warns(TfoptWarning, match=r"nothing to train: .* reached epoch 2 of 2 before"):
-        again = train(tmp_path, epochs=2)
-    np.testing.assert_array_equal(again.get_weights()[0], done.get_weights()[0])
-    assert again.history.history == done.history.history
+        train(one_epoch, epochs=2, global_batch_size=4)
 
 
 @pytest.mark.parametrize(
@@ -107,9 +123,10 @@ def test_a_training_that_is_done_says_so(tmp_path):
 def test_another_optimizer_metric_or_loss_is_refused_within_an_epoch(tmp_path, before, now, words):
     with pytest.raises(Stop):
         train(tmp_path, stop_after=4, checkpoint_every=2, **_made(before))
+    files = sorted(path.name for path in tmp_path.iterdir())
     with pytest.raises(ArtifactError, match=words):
         train(tmp_path, **_made(now))
-    train(tmp_path, **_made(before))
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
 
 
 def _made(settings):
@@ -123,10 +140,9 @@ def _made(settings):
         ({"optimizer": keras.optimizers.SGD(0.1, clipnorm=1.0)}, "clipnorm is 1.0 and was None"),
     ],
 )
-def test_another_loss_or_setting_of_the_optimizer_is_named_between_epochs(tmp_path, now, words):
-    train(tmp_path)
+def test_another_loss_or_setting_of_the_optimizer_is_named_between_epochs(one_epoch, now, words):
     with pytest.warns(TfoptWarning, match=words):
-        train(tmp_path, epochs=2, **now)
+        train(one_epoch, epochs=2, **now)
 
 
 def test_the_same_loss_and_metrics_in_other_words_are_the_same(tmp_path, recwarn):

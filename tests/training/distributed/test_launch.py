@@ -91,12 +91,19 @@ def test_a_character_that_the_output_cannot_hold_is_written_as_an_escape(script,
     assert output.buffer.getvalue() == b"[worker 0] gr\\xf6\\xdfe\n"
 
 
-def test_what_tensorflow_says_at_its_start_is_left_out(script, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    "start",
+    [
+        'print("I0000 00:00:1795696811.126 7030 port.cc:153] oneDNN is on.", file=sys.stderr)',
+        pytest.param("import tensorflow as tf; tf.config.list_physical_devices()", marks=pytest.mark.slow),
+    ],
+    ids=["written", "imported"],
+)
+def test_what_tensorflow_says_at_its_start_is_left_out(start, script, capsys, monkeypatch):
     monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "2")
-    path = script("""
+    path = script(f"""
         import sys
-        import tensorflow as tf
-        tf.config.list_physical_devices()
+        {start}
         print("I0000 is a name", file=sys.stderr)
     """)
     assert launch([path], workers=1) == 0
@@ -123,7 +130,8 @@ def test_lines_stay_whole_and_on_their_stream(script, capsys):
         assert [line for line in captured.err.splitlines() if line.startswith(of_this)] == whole
 
 
-def test_a_failure_stops_the_others_and_comes_last(script, capsys):
+def test_a_failure_stops_the_others_and_comes_last(script, capsys, monkeypatch):
+    monkeypatch.setattr("tfopt.training.distributed.launch.SETTLE_S", 0.3)
     path = script("""
         import time
         if index == 1:
@@ -158,9 +166,9 @@ def test_the_first_traceback_is_to_blame_even_if_its_process_ends_last(script, c
     path = script("""
         import atexit, time
         if index == 1:
-            atexit.register(time.sleep, 2)
+            atexit.register(time.sleep, 1)
             raise ArithmeticError("the cause")
-        time.sleep(1)
+        time.sleep(0.4)
         raise ConnectionError("the consequence")
     """)
     assert launch([path], workers=2) == 1

@@ -23,11 +23,9 @@ LAUNCH = "import sys; from tfopt.cli import main; sys.exit(main(sys.argv[1:]))"
 # benchmarks/compatibility.py has every combination.
 EQUAL_TO_ONE_DEVICE = {
     "plain": {},
-    "accumulate": {"accumulate": 4},
     "jit_and_accumulate": {"jit_compile": True, "accumulate": 4, "steps_per_execution": 4},
 }
 OTHERS = {
-    "norm": {"norm": True},
     "norm_and_float16": {"norm": True, "precision": "mixed_float16", "jit_compile": True, "accumulate": 2},
 }
 PRUNED = {

@@ -129,8 +129,8 @@ def floats(*shape):
 
 
 def test_mlp():
-    # 29 examples: four batches, the last of five, which three and four micro-batches share unevenly.
-    model, stages = assert_same(mlp, floats(29, 6), floats(29, 3), metrics=["mae"], micro_batches=[1, 3])
+    # 29 examples: four batches, the last of five, which three micro-batches share unevenly.
+    model, stages = assert_same(mlp, floats(29, 6), floats(29, 3), metrics=["mae"], micro_batches=[3])
     assert assert_in_place(stages, model.optimizer) == 2 * 8
     assert {device_of(variable) for variable in model.variables} == set(DEVICES)
     assert device_of(model.optimizer.iterations) == device_of(model.optimizer._learning_rate) == "CPU:0"
@@ -142,6 +142,7 @@ def test_a_batch_smaller_than_the_micro_batches():
     assert_same(mlp, floats(18, 6), floats(18, 3), micro_batches=[7])
 
 
+@pytest.mark.slow
 def test_weights_of_examples():
     weights = RNG.uniform(size=24).astype("float32")
     assert_same(mlp, floats(24, 6), floats(24, 3), sample_weight=weights, optimizer="sgd")
@@ -160,6 +161,7 @@ def test_inputs_outputs_and_skips_across_stages():
     assert_same(many_to_many, x, y, cuts=["b", "c", "late"], devices=[*DEVICES, *DEVICES], micro_batches=[4])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
 def test_embedding(optimizer):
     words = [RNG.integers(0, 20, (24, 5)), RNG.integers(0, 20, (24, 5))]
@@ -172,6 +174,7 @@ def funnel():
     return keras.Sequential([keras.Input((6,)), *(layers.Dense(width, "tanh") for width in widths)])
 
 
+@pytest.mark.slow
 def test_mixed_float16_scales_the_loss():
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_float16")
@@ -184,6 +187,10 @@ def test_mixed_float16_scales_the_loss():
     assert float(model.optimizer.dynamic_scale.value) == 2.0**15
     assert assert_in_place(stages, model.optimizer) == 2 * 8
     assert device_of(model.optimizer.dynamic_scale) == "CPU:0"
+
+
+def two_layers():
+    return keras.Sequential([keras.Input((6,)), layers.Dense(8, "tanh"), layers.Dense(3)])
 
 
 @pytest.mark.parametrize(
@@ -199,7 +206,7 @@ def test_mixed_float16_scales_the_loss():
     ],
 )
 def test_other_optimizers(optimizer):
-    assert_same(mlp, floats(16, 6), floats(16, 3), optimizer=optimizer, micro_batches=[2])
+    assert_same(two_layers, floats(16, 6), floats(16, 3), optimizer=optimizer, micro_batches=[2])
 
 
 def dropout_and_batch_norm():
@@ -224,9 +231,8 @@ def placed(build=dropout_and_batch_norm, cuts=("second",), optimizer="adam"):
     return model, stages
 
 
-@pytest.mark.parametrize("optimizer", ["adam", lambda: keras.optimizers.AdamW(weight_decay=0.1)])
-def test_every_computation_is_on_its_stage_device(optimizer):
-    model, stages = placed(optimizer=optimizer() if callable(optimizer) else optimizer)
+def test_every_computation_is_on_its_stage_device():
+    model, stages = placed(optimizer=keras.optimizers.AdamW(weight_decay=0.1))
 
     @tf.function
     def step(x, y):
@@ -314,7 +320,7 @@ def test_frozen_layers_get_no_gradient():
 
 
 def test_the_balance_is_the_best_there_is():
-    for _ in range(20):
+    for _ in range(6):
         sizes = RNG.integers(1, 200, 6)
         model = keras.Sequential([keras.Input((3,)), *(layers.Dense(int(size)) for size in sizes)])
         weights = [4 * 4 * layer.count_params() + 8 * 4 * layer.units for layer in model.layers]

@@ -31,7 +31,7 @@ def examples():
     return x, (x[:, :1] * x[:, 1:2] > 0).astype("float32")
 
 
-def build(decided, *, decay_steps, width=16, optimizer="adam"):
+def build(decided, *, decay_steps, width=16, optimizer="sgd"):
     """Has all that a restart could lose: random numbers, statistics, slots, and a learning rate that changes."""
     keras.utils.set_random_seed(0)
     with decided.scope():
@@ -65,7 +65,8 @@ def train(
     pruning=False,
     size_known=True,
     width=16,
-    optimizer="adam",
+    optimizer="sgd",
+    validation=False,
     callbacks=(),
     **settings,
 ):
@@ -93,7 +94,7 @@ def train(
     batches = decided.pipeline(data)
     history = model.fit(
         batches if size_known else batches.filter(lambda *_: True),
-        validation_data=decided.pipeline(data, training=False),
+        validation_data=decided.pipeline(data, training=False) if validation else None,
         epochs=epochs,
         callbacks=[*schedule, *callbacks],
         verbose=0,
