@@ -218,6 +218,7 @@ def test_trainable_flags_and_the_precision_of_layers():
     assert not new.compiled
 
 
+@pytest.mark.slow
 def test_mobilenet_v2_of_keras_2():
     old = tf_keras.applications.MobileNetV2((32, 32, 3), weights=None, classes=10, classifier_activation=None)
     for layer in old.layers:
