@@ -61,7 +61,12 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+ALIKE = ("string look-up", "tf-idf")  # as "from a file", and "text vectorization"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in MODELS]
+)
 def test_the_table_is_kept_and_the_numeric_part_becomes_int8(name, tmp_path):
     model = MODELS[name](tmp_path)
     text = name in ("text vectorization", "tf-idf")
