@@ -94,6 +94,7 @@ def served(path, x, signature="serving_default"):
     return function(**{name: tf.constant(value) for name, value in x.items()})["output_0"].numpy()
 
 
+@pytest.mark.slow
 def test_every_way_through_an_export_keeps_the_table(looking, tmp_path):
     model, x, expected = looking
     model.export(tmp_path / "keras", verbose=False)

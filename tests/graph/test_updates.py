@@ -123,6 +123,7 @@ def test_an_output_that_depends_on_what_the_model_changes_is_refused_with_the_pl
         freeze(NEEDS[name]())
 
 
+@pytest.mark.slow
 def test_the_saved_model_that_keras_exports_and_int8_work_too(tmp_path):
     model = stack((5, 3), layers.SimpleRNN(8, dropout=0.2), layers.Dense(8))
     x = np.random.default_rng(0).normal(size=(16, 5, 3)).astype("float32")

@@ -41,6 +41,7 @@ def test_the_encoder_has_the_layers_of_bert(name, width, depth, units, published
     assert model.count_params() == PUBLISHED_MODELS[name].parameters
 
 
+@pytest.mark.slow
 def test_the_decoder_has_the_parameters_of_gpt_2():
     assert PUBLISHED_MODELS["gpt2_small"].build().count_params() == 124_439_808
 

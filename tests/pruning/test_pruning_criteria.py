@@ -94,6 +94,7 @@ def test_sample_weights_and_eager_models():
     assert_means(mean_products(model, kernels(model), batches), model, batches)
 
 
+@pytest.mark.slow
 def test_nothing_of_a_trained_model_changes():
     model = compiled(network())
     model.fit(IMAGES, LABELS, verbose=0)

@@ -105,7 +105,7 @@ def test_a_gpu_gives_the_same_images(settings):
     np.testing.assert_allclose(found[1], wanted[1], atol=1e-4)
 
 
-@EVERY
+@SOME_FAST
 def test_the_same_seed_gives_the_same_result_and_another_one_another(settings):
     augment = augmentation_of(settings)
     first = augment(batch(), SEED)[0]
@@ -113,7 +113,7 @@ def test_the_same_seed_gives_the_same_result_and_another_one_another(settings):
     assert any(not np.array_equal(first, augment(batch(), [3, other])[0]) for other in (5, 6, 7))
 
 
-@EVERY
+@SOME_FAST
 @pytest.mark.parametrize("dtype", [pytest.param("float16", marks=pytest.mark.slow), "bfloat16"])
 def test_half_precision_gives_the_images_of_float32_rounded(settings, dtype):
     augment = augmentation_of(settings)

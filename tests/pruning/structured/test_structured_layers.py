@@ -141,7 +141,16 @@ FOLLOWED = {
 }
 
 
-@pytest.mark.parametrize("name", FOLLOWED)
+# Each is as one before it in the table.
+ALIKE = (
+    *("strided and biasless", "batch normalization without scale", "instance normalization", "reshape and squeeze"),
+    *("simple rnn", "attention behind a mask"),
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in FOLLOWED]
+)
 def test_the_shrunk_model_equals_the_masked_parent(name):
     keras.utils.set_random_seed(0)
     model = FOLLOWED[name]()

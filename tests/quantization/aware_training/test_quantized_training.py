@@ -123,6 +123,7 @@ def trained():
 WAYS = [{}, {"learned_ranges": True}, {"weight_bits": 4, "learned_ranges": True}]
 
 
+@pytest.mark.slow
 def test_before_training_it_computes_what_post_training_quantization_computes():
     model = residual()
     after, before = (quantize(model, config, calibration_data=X) for config in (PLAIN, TRAINING))
@@ -284,6 +285,7 @@ def test_an_embedding_trains_on_rounded_vectors():
     assert len(quantize(quantized).report.changed) == 1
 
 
+@pytest.mark.slow
 def test_strings_are_looked_up_before_the_layers_that_train(tmp_path):
     words = np.array([["a b"], ["b c"], ["c a a"]] * 8)
     inputs = {
