@@ -25,7 +25,18 @@ def test_every_builder_has_recorded_cells_and_none_fails():
         assert [cell for cell, outcome in outcomes.items() if outcome["status"] == "fails"] == [], name
 
 
-@pytest.mark.parametrize("name", [name for name in SMALL_MODELS if name not in OF_MANY_LAYERS])
+# tests/pruning/structured/test_structured_models.py trains and reloads others.
+FAST = ("mlp", "simple_cnn", "lstm", "tcn")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name in FAST else pytest.param(name, marks=pytest.mark.slow)
+        for name in SMALL_MODELS
+        if name not in OF_MANY_LAYERS
+    ],
+)
 def test_every_builder_trains_a_step_and_survives_save_and_reload(name, tmp_path):
     trial = builders.Trial(name, tmp_path)  # trains a step in float32
     assert trial.save_and_reload() == ""

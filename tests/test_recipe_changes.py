@@ -203,7 +203,9 @@ def test_changes_are_a_table(changes):
         with_changes(BASE, changes)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    "name", ["digits_cnn", *(pytest.param(name, marks=pytest.mark.slow) for name in RECIPES if name != "digits_cnn")]
+)
 def test_any_two_recipes_can_be_composed(name):
     """Each two once, in one order or the other."""
     names = list(RECIPES)

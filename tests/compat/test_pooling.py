@@ -26,7 +26,7 @@ def results(layer, x):
     return function(tf.constant(x)), sum("Grad" not in pool for pool in pools)
 
 
-@pytest.mark.parametrize("data_format", ["channels_last", "channels_first"])
+@pytest.mark.parametrize("data_format", ["channels_last", pytest.param("channels_first", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rank", SIZES)
 @pytest.mark.parametrize("kind", ["Average", "Max"])
 def test_equal_windows_are_pooled_once(kind, rank, data_format):

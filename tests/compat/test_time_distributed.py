@@ -85,7 +85,12 @@ FOLDED = {
 }
 
 
-@pytest.mark.parametrize("case", FOLDED)
+ALIKE = ("training", "open batch", "residual")  # as "frozen batch norm in training", "open image", "operators"
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=pytest.mark.slow) if case in ALIKE else case for case in FOLDED]
+)
 def test_one_call_computes_and_learns_what_keras_does(case):
     make, shape, options = FOLDED[case]
     assert compared(make(), shape, **options)
@@ -117,7 +122,13 @@ LEFT = {
 }
 
 
-@pytest.mark.parametrize("case", LEFT)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, marks=pytest.mark.slow) if case in ("along the batch", "own function") else case
+        for case in LEFT
+    ],
+)
 def test_what_looks_at_the_batch_is_left_as_keras_has_it(case):
     make, shape, options = LEFT[case]
     assert not compared(make(), shape, **options)
@@ -158,7 +169,7 @@ def test_a_mask_of_steps_passes_through_a_network_that_uses_none():
     assert compared(network, VECTOR, mask=GENERATOR.integers(0, 2, (BATCH, STEPS)).astype(bool))
 
 
-@pytest.mark.parametrize(("room", "count"), [(9, 1), (8, 2), (4, 9)])
+@pytest.mark.parametrize(("room", "count"), [pytest.param(9, 1, marks=pytest.mark.slow), (8, 2), (4, 9)])
 def test_large_tensors_limit_how_many_steps_are_computed_together(monkeypatch, room, count):
     monkeypatch.setattr(time_distributed, "BYTES_TOGETHER", room * 2 * 6 * 6 * 5 * 4)
     monkeypatch.setattr(time_distributed, "FEWEST_STEPS", 5)

@@ -107,13 +107,13 @@ def test_the_shifts_are_those_of_the_epoch(form):
     counter, other = EpochCounter(), EpochCounter()
     dataset = pipeline(form(IMAGES), batch_size=5, random_shift=2, epoch=counter)
     epochs = []
-    for epoch in range(3):
+    for epoch in range(2):
         counter.assign(epoch)
         epochs.append(list(dataset))
     assert not equal(epochs[0], epochs[1])
     keras.utils.set_random_seed(99)
     again = pipeline(form(IMAGES), batch_size=5, random_shift=2, epoch=other)
-    for epoch in (2, 0, 1, 1):
+    for epoch in (1, 0, 0):
         other.assign(epoch)
         assert equal(again, epochs[epoch])
     shifted = {int(label): image for images, labels in epochs[0] for image, label in zip(images, labels, strict=True)}
@@ -147,7 +147,7 @@ def test_an_epoch_known_at_once_gives_the_same_elements_by_the_shorter_way():
     images = np.random.default_rng(0).random((60, 8, 8, 1), dtype=np.float32)
     dataset = pipeline((images, np.arange(60)), batch_size=8, epoch=counter, random_shift=2)
     orders = []
-    for epoch in range(3):
+    for epoch in range(2):
         counter.assign(epoch)
         through_function = list(dataset)
         tf.random.set_seed(epoch + 5)  # which must not matter
@@ -156,7 +156,7 @@ def test_an_epoch_known_at_once_gives_the_same_elements_by_the_shorter_way():
             np.testing.assert_array_equal(x, other_x)
             np.testing.assert_array_equal(y, other_y)
         orders.append(order(through_function))
-    assert orders[0] != orders[1] != orders[2]
+    assert orders[0] != orders[1]
 
 
 def test_keras_fit_sees_the_epoch_that_was_assigned():
@@ -227,14 +227,14 @@ def test_an_epoch_below_minus_one_is_refused():
     assert counter.value == 2
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", ["arrays", pytest.param("dataset", marks=pytest.mark.slow), "unknown cardinality"])
 def test_two_replicas_share_each_batch_of_the_epoch(form, two_replicas):
     with two_replicas.scope():
         counter = EpochCounter()
         counter.assign(0)  # made within the scope, and yet one variable
     dataset = pipeline(FORMS[form](), batch_size=8, epoch=counter)
     distributed = two_replicas.experimental_distribute_dataset(dataset)
-    for epoch in (2, 0, 2):
+    for epoch in (2, 0):
         expected = [int(label) for label in at(counter, epoch, dataset)]
         seen = []
         for _, labels in distributed:

@@ -111,32 +111,27 @@ def offsets(dataset, images, pixels):
     return {label: offset(images[label], x, pixels) for label, x in moved}
 
 
-@pytest.mark.parametrize("pixels", [1, 3])
-def test_each_image_is_shifted_by_some_offset_within_bounds(pixels):
-    images = numbered_images()
-    dataset = pipeline((images, np.arange(12)), batch_size=5, random_shift=pixels)
-    seen = set()
-    for _ in range(40):
-        found = offsets(dataset, images, pixels)
-        assert len(found) == 12
-        assert None not in found.values()
-        seen |= set(found.values())
-    # 480 draws from 9 or 49 offsets: each is missed with a probability under 0.01%.
-    assert len(seen) == (2 * pixels + 1) ** 2
+def test_each_image_is_shifted_by_some_offset_within_bounds():
+    images = numbered_images(count=480, height=5, width=4, channels=1)
+    dataset = pipeline((images, np.arange(480)), batch_size=50, random_shift=3)
+    found = offsets(dataset, images, 3)
+    assert len(found) == 480
+    # Each of 49 offsets is missed with a probability under 0.01%.
+    assert set(found.values()) == {(down, right) for down in range(-3, 4) for right in range(-3, 4)}
 
 
 def test_shifts_are_new_in_every_epoch_and_the_same_in_every_run():
     images = numbered_images()
 
-    def three_epochs(seed):
+    def first_epochs(seed, count=2):
         keras.utils.set_random_seed(0)
         dataset = pipeline((images, np.arange(12)), batch_size=5, random_shift=2, seed=seed)
-        return [offsets(dataset, images, 2) for _ in range(3)]
+        return [offsets(dataset, images, 2) for _ in range(count)]
 
-    first = three_epochs(seed=1)
-    assert first[0] != first[1] != first[2]
-    assert three_epochs(seed=1) == first
-    assert three_epochs(seed=2) != first
+    first = first_epochs(seed=1)
+    assert first[0] != first[1]
+    assert first_epochs(seed=1) == first
+    assert first_epochs(seed=2, count=1) != first[:1]
 
 
 def test_shifts_inside_fit_are_new_in_every_epoch_and_the_same_in_every_run():
@@ -157,13 +152,13 @@ def test_shifts_inside_fit_are_new_in_every_epoch_and_the_same_in_every_run():
 
         model.compile("sgd", "mse")
         dataset = pipeline((images, np.arange(8)), batch_size=8, random_shift=2)
-        model.fit(dataset.map(spy), epochs=3, shuffle=False, verbose=0)
+        model.fit(dataset.map(spy), epochs=2, shuffle=False, verbose=0)
         return seen, model.get_weights()
 
     (seen, weights), (again, same) = fit(), fit()
-    assert len(seen) >= 3
+    assert len(seen) >= 2
     assert all(None not in batch for batch in seen)
-    assert seen[0] != seen[1] != seen[2]
+    assert seen[0] != seen[1]
     assert seen == again
     for one, other in zip(weights, same, strict=True):
         np.testing.assert_array_equal(one, other)

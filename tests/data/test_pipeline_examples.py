@@ -62,6 +62,9 @@ def test_every_part_comes_decoded_in_an_order_that_the_cache_does_not_change(cac
         np.testing.assert_array_equal(inputs["b"], weights)
     plain = pipeline(numbers(), batch_size=8, epoch=counter, seed=1, cache="off", deterministic=True)
     assert equal(at(counter, 1, plain), second)
+
+
+def test_without_training_the_examples_of_a_part_are_in_order():
     assert targets(pipeline(numbers(), batch_size=8, training=False)) == list(range(5))
     assert targets(pipeline(numbers(), batch_size=8, training=False, split="train")) == list(range(COUNT))
 

@@ -136,7 +136,12 @@ def test_computes_what_keras_computes(name):
     inputs = example(model)
     expected = tf.nest.flatten(model(inputs, training=False))
     assert_same(freeze(model).predict(inputs).values(), expected)
-    assert_same(freeze(model, fold=False).predict(inputs).values(), expected)
+
+
+def test_without_folding_it_computes_the_same():
+    model = randomize(MODELS["norm after conv"]())
+    inputs = example(model)
+    assert_same(freeze(model, fold=False).predict(inputs).values(), [model(inputs)])
 
 
 def two_inputs(outputs):
@@ -215,8 +220,11 @@ def test_subclassed_dict_inputs_are_named_by_their_keys():
     ("name", "policy"),
     [
         *(("norm after conv", policy) for policy in ("mixed_float16", "mixed_bfloat16", "float16")),
-        *(("separable", "mixed_bfloat16"), ("lstm", "float16"), ("lstm", "mixed_float16")),
-        *(("attention", "mixed_float16"), ("masked tokens", "float16"), ("masked tokens", "mixed_bfloat16")),
+        *(("separable", "mixed_bfloat16"), ("attention", "mixed_float16"), ("lstm", "mixed_float16")),
+        *(
+            pytest.param(*each, marks=pytest.mark.slow)
+            for each in (("lstm", "float16"), ("masked tokens", "float16"), ("masked tokens", "mixed_bfloat16"))
+        ),
     ],
 )
 def test_half_precision_is_widened(name, policy):
@@ -237,6 +245,7 @@ def test_half_precision_is_widened(name, policy):
     assert_same(graph.predict(inputs).values(), [reference(inputs)])
 
 
+@pytest.mark.slow
 def test_a_model_trained_in_mixed_precision():
     keras.config.set_dtype_policy("mixed_float16")
     try:
@@ -245,14 +254,13 @@ def test_a_model_trained_in_mixed_precision():
         keras.config.set_dtype_policy("float32")
     model.compile("adam", "mse")
     inputs = normal(16, *IMAGE)
-    model.fit(inputs, normal(16, 2), verbose=0)
+    model.train_on_batch(inputs, normal(16, 2))
     assert_same(freeze(model).predict(inputs).values(), [model(inputs)], rtol=1e-2)
 
 
 def test_freezing_leaves_the_model_and_the_state_alone():
     model = stack(IMAGE, layers.Conv2D(4, 3), layers.BatchNormalization(), layers.Dropout(0.5), layers.Dense(2))
     model.compile("adam", "mse")
-    model.fit(normal(8, *IMAGE), normal(8, 6, 6, 2), verbose=0)
     weights, config = [value.copy() for value in model.get_weights()], model.get_config()
     state = keras.config.dtype_policy().name, keras.config.image_data_format(), keras.config.floatx()
     seeds = np.random.get_state()[1].copy()
@@ -266,7 +274,9 @@ def test_freezing_leaves_the_model_and_the_state_alone():
     model.fit(normal(8, *IMAGE), normal(8, 6, 6, 2), verbose=0)
 
 
-@pytest.mark.parametrize("name", ["norm after conv", "lstm", "masked tokens"])
+@pytest.mark.parametrize(
+    "name", ["norm after conv", *(pytest.param(name, marks=pytest.mark.slow) for name in ("lstm", "masked tokens"))]
+)
 def test_from_a_keras_file_and_from_a_saved_model(name, tmp_path):
     model = randomize(MODELS[name]())
     inputs = example(model)

@@ -51,7 +51,7 @@ def ops(graph):
     return [node.op for node in graph.graph_def.node]
 
 
-@pytest.mark.parametrize("part", [*range(5), *(pytest.param(part, marks=pytest.mark.slow) for part in range(5, 20))])
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 20))])
 def test_two_hundred_random_layers_compute_what_keras_computes(part):
     inputs, outputs, values = [], [], []
     for seed in range(10 * part, 10 * part + 10):

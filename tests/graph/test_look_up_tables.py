@@ -61,7 +61,12 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+ALIKE = ("string look-up", "tf-idf")  # as "from a file", and "text vectorization"
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in MODELS]
+)
 def test_the_table_is_kept_and_the_numeric_part_becomes_int8(name, tmp_path):
     model = MODELS[name](tmp_path)
     text = name in ("text vectorization", "tf-idf")
@@ -89,6 +94,7 @@ def served(path, x, signature="serving_default"):
     return function(**{name: tf.constant(value) for name, value in x.items()})["output_0"].numpy()
 
 
+@pytest.mark.slow
 def test_every_way_through_an_export_keeps_the_table(looking, tmp_path):
     model, x, expected = looking
     model.export(tmp_path / "keras", verbose=False)

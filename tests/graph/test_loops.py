@@ -85,7 +85,7 @@ def traced(layer, given, *, open_size):
     return function, tf.nest.flatten(function(tf.nest.map_structure(tf.constant, given)))
 
 
-@pytest.mark.parametrize("seed", range(18))
+@pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 18))])
 def test_random_recurrent_layers_compute_what_keras_does(seed):
     layer, given = drawn(seed)
     open_size = not layer.unroll and seed % 2 == 0
@@ -114,7 +114,7 @@ def test_a_convolutional_lstm_convolves_for_all_gates_at_once(rank):
     assert [operation.type for operation in call.graph.get_operations()].count("Conv2D") == 1
 
 
-@pytest.mark.parametrize("kind", [layers.LSTM, layers.GRU])
+@pytest.mark.parametrize("kind", [layers.LSTM, pytest.param(layers.GRU, marks=pytest.mark.slow)])
 def test_a_frozen_bidirectional_layer_has_one_product_of_its_inputs_for_each_direction(kind):
     inputs = keras.Input((9, 4))
     x = layers.Bidirectional(kind(5, return_sequences=True))(layers.Masking()(inputs))

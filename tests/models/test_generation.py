@@ -23,6 +23,11 @@ def model():
     return small()
 
 
+@pytest.fixture(scope="module")
+def learned():
+    return small("learned")
+
+
 def tokens(*shape):
     return np.random.default_rng(0).integers(0, 64, shape).astype("int32")
 
@@ -109,9 +114,9 @@ def test_the_compiled_model_dies_with_its_model():
         ([1], {"stop_token": 64}, "stop_token must be from 0 to 63"),
     ],
 )
-def test_wrong_arguments_are_refused(prompt, settings, words):
+def test_wrong_arguments_are_refused(learned, prompt, settings, words):
     with pytest.raises(ConfigError) as caught:
-        generate(small("learned"), prompt, **{"max_new_tokens": 5, **settings})
+        generate(learned, prompt, **{"max_new_tokens": 5, **settings})
     assert words in str(caught.value)
 
 

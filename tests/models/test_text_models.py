@@ -27,7 +27,10 @@ def parameters_of_bert(vocabulary, width, depth, units, positions=512, segments=
 
 @pytest.mark.parametrize(
     ("name", "width", "depth", "units", "published"),
-    [("bert_base", 768, 12, 3072, 109_482_240), ("bert_small", 512, 4, 2048, 28_763_648)],
+    [
+        pytest.param("bert_base", 768, 12, 3072, 109_482_240, marks=pytest.mark.slow),
+        ("bert_small", 512, 4, 2048, 28_763_648),
+    ],
 )
 def test_the_encoder_has_the_layers_of_bert(name, width, depth, units, published):
     """The published sum has two segment embeddings and no output layer; ours has an output layer of two classes."""
@@ -38,6 +41,7 @@ def test_the_encoder_has_the_layers_of_bert(name, width, depth, units, published
     assert model.count_params() == PUBLISHED_MODELS[name].parameters
 
 
+@pytest.mark.slow
 def test_the_decoder_has_the_parameters_of_gpt_2():
     assert PUBLISHED_MODELS["gpt2_small"].build().count_params() == 124_439_808
 

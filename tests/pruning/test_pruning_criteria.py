@@ -94,10 +94,10 @@ def test_sample_weights_and_eager_models():
     assert_means(mean_products(model, kernels(model), batches), model, batches)
 
 
+@pytest.mark.slow
 def test_nothing_of_a_trained_model_changes():
     model = compiled(network())
     model.fit(IMAGES, LABELS, verbose=0)
-    model.evaluate(IMAGES, LABELS, verbose=0)
     before, shown = all_states(model), model.get_metrics_result()
     mean_products(model, kernels(model), BATCHES)
     for old, new in zip(before, all_states(model), strict=True):
@@ -113,7 +113,7 @@ def test_training_goes_on_as_if_nothing_had_been_computed():
         model = compiled(network())
         if computes:
             mean_products(model, kernels(model), BATCHES)
-        model.fit(IMAGES, LABELS, batch_size=10, epochs=2, shuffle=False, verbose=0)
+        model.fit(IMAGES, LABELS, batch_size=10, shuffle=False, verbose=0)
         trained.append(all_states(model))
     for one, other in zip(*trained, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -138,6 +138,7 @@ def test_seeds_of_a_layer_that_draws_in_inference_are_given_back():
     np.testing.assert_array_equal(model.layers[0].seed.state.numpy(), state)
 
 
+@pytest.mark.slow
 def test_replicas_give_the_gradient_of_the_whole_batch(two_replicas):
     """Batches of 12, of 5 (parts of 2 and 3) and of one example, which one replica does not see."""
     batches = [BATCHES[0], (IMAGES[:5], LABELS[:5]), (IMAGES[:1], LABELS[:1])]
@@ -154,8 +155,15 @@ def test_replicas_give_the_gradient_of_the_whole_batch(two_replicas):
         np.testing.assert_array_equal(old, new)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("precision", ["float32", "mixed_float16"])
+@pytest.mark.parametrize(
+    ("precision", "replicas"),
+    [
+        ("float32", 1),
+        ("mixed_float16", 2),
+        pytest.param("float32", 2, marks=pytest.mark.slow),
+        pytest.param("mixed_float16", 1, marks=pytest.mark.slow),
+    ],
+)
 def test_models_of_tfopt_compile(replicas, precision, two_replicas):
     """The loss scale does not scale the gradients, and gradients far below the smallest float16 are found."""
     strategy = "mirrored" if replicas == 2 else "none"

@@ -108,7 +108,9 @@ def test_updates_exchange_the_smallest_weights_for_the_largest_gradients():
             np.testing.assert_array_equal(after.seen[step][place][0], after.seen[18][place][0])
 
 
-@pytest.mark.parametrize("settings", [{}, {"scope": "global"}, {"criterion": "taylor"}])
+@pytest.mark.parametrize(
+    "settings", [pytest.param({}, marks=pytest.mark.slow), {"scope": "global"}, {"criterion": "taylor"}]
+)
 def test_sparsity_follows_the_schedule_exactly(settings):
     model = build()
     model.compile("adam", LOSS)
@@ -186,7 +188,16 @@ CELLS = {
 }
 
 
-@pytest.mark.parametrize("name", CELLS)
+IN_DEPTH = (
+    "xla and 4 steps per execution",
+    "mixed_bfloat16 and micro-batches",
+    "two replicas, 4 steps per execution, mixed_float16",
+)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in IN_DEPTH else name for name in CELLS]
+)
 def test_zeros_hold_after_every_step_of_tfopts_own(name, two_replicas):
     plain = {"precision": "float32", "strategy": "none", "jit_compile": False, "steps_per_execution": 1}
     settings = {**plain, **CELLS[name]}

@@ -27,7 +27,7 @@ def keras_3(reference):
     return model
 
 
-@pytest.mark.parametrize("sparsity", [0.3, 0.9])
+@pytest.mark.parametrize("sparsity", [pytest.param(0.3, marks=pytest.mark.slow), 0.9])
 def test_masks_equal_those_of_tfmot_in_training(sparsity):
     """tfmot sets its masks in the first step, from the weights as they are; a zero learning rate leaves these."""
     model = keras_2()

@@ -38,8 +38,9 @@ def test_crop_and_flip_copy_pixels_as_numpy_does(pixels, flip, mode, on_gpu):
         np.testing.assert_array_equal(found, reference.crop_and_flip(image, pixels, *numbers, mode, fill))
 
 
-@pytest.mark.parametrize("is_known", [True, False])
-@pytest.mark.parametrize("size", [1, 16, 17, MOST_SLICES + 1])
+@pytest.mark.parametrize(
+    ("size", "is_known"), [(1, True), (17, True), (MOST_SLICES + 1, True), (1, False), (16, False), (17, False)]
+)
 def test_a_crop_of_any_number_of_images_and_any_padding(size, is_known):
     images = RNG.integers(0, 256, (size, 4, 5, 1)).astype("uint8")
     moves, each = moves_of(AugmentConfig(crop=9, flip="horizontal"), size)  # more padding than image
@@ -66,9 +67,16 @@ PROJECTIVE = [
 ]
 
 
-@pytest.mark.parametrize("mode", ["constant", "nearest"])
 @pytest.mark.parametrize("config", PROJECTIVE)
-@pytest.mark.parametrize("nearest", [False, True])
+@pytest.mark.parametrize(
+    ("mode", "nearest"),
+    [
+        ("constant", False),
+        ("nearest", True),
+        pytest.param("nearest", False, marks=pytest.mark.slow),
+        pytest.param("constant", True, marks=pytest.mark.slow),
+    ],
+)
 def test_one_transform_does_what_the_changes_do_one_by_one(config, mode, nearest):
     images = IMAGES[:4]
     moves, each = moves_of(config, len(images))

@@ -1,6 +1,7 @@
 """Folders of images: what is read, how it is split, and what is said of files that cannot be read."""
 
 import os
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,6 +23,10 @@ def folder(tmp_path, save):
         name = ("cats", "dogs")[number % 2]
         save(tmp_path / "images" / name / f"{name}_{number}.{ENDINGS[number % 5]}", number)
     return tmp_path / "images"
+
+
+def all_decoded(examples):
+    return list(replace(examples, train=examples.train.concatenate(examples.test)).decoded("train"))
 
 
 def paths(dataset):
@@ -135,7 +140,9 @@ def test_an_unreadable_file_is_an_error_or_counted(kind, ending, folder, save):
         image_folder(directory=folder, max_unreadable=0.01)
 
 
-@pytest.mark.parametrize(("ending", "kind"), [("png", "flipped"), ("gif", "flipped")])
+@pytest.mark.parametrize(
+    ("ending", "kind"), [("png", "flipped"), pytest.param("gif", "flipped", marks=pytest.mark.slow)]
+)
 def test_decoding_finds_what_the_ends_of_a_file_do_not_show(ending, kind, folder, save):
     damage(save(folder / "cats" / f"broken.{ending}", 3), kind)
     with pytest.raises(ConfigError, match=rf"cats/broken.{ending} \("):
@@ -203,14 +210,14 @@ def test_names_may_be_no_utf_8(masked):
     for folder in ("images", "masks"):
         (masked / folder / "a" / "3.png").rename(masked / folder / "a" / os.fsdecode(odd))
     segmented = image_folder(directory=masked / "images", masks=masked / "masks", ignored_target=255, image_size=8)
-    assert sum(len(list(segmented.decoded(part))) for part in ("train", "test")) == 10
+    assert len(all_decoded(segmented)) == 10
     (masked / "images" / "b").mkdir()
     for number in range(5):
         (masked / "images" / "a" / f"{number + 5}.png").rename(masked / "images" / "b" / f"{number}.png")
     examples = image_folder(directory=masked / "images", image_size=8)
     records = [record for part in (examples.train, examples.test) for record in part.as_numpy_iterator()]
     assert any(path.endswith(odd) for path, _ in records)
-    assert sum(len(list(examples.decoded(part))) for part in ("train", "test")) == 10
+    assert len(all_decoded(examples)) == 10
 
 
 def test_broken_links_and_pipes_are_counted_as_unreadable(folder):
@@ -271,6 +278,10 @@ def test_masks_hold_the_class_numbers(masked):
         np.testing.assert_array_equal(mask, mask_pixels(number))
         assert (image.shape, mask.shape, mask.dtype) == ((40, 60, 3), (40, 60), tf.int32)
     assert examples.notes == ()
+
+
+@pytest.mark.parametrize("masked", ["grey"], indirect=True)
+def test_masks_of_another_size_hold_the_same_classes_and_a_border_that_counts_is_noted(masked):
     white = image_folder(directory=masked / "images", masks=masked / "masks", image_size=8)
     assert white.outputs == 256
     assert "hold 4 of the class numbers 0 to 255" in white.notes[0]
@@ -346,7 +357,10 @@ def test_the_working_directory_has_its_name_and_that_of_its_files(folder, monkey
     assert examples.stored.read(path, label)[0] == path  # such as cats/cats_0.jpg
 
 
-def test_a_central_crop_keeps_the_aspect_ratio_also_in_a_conversion(folder, tmp_path):
+def test_a_central_crop_keeps_the_aspect_ratio_also_in_a_conversion(tmp_path, save):
+    folder = tmp_path / "images"
+    for number in range(20, 28):  # below the sky
+        save(folder / "ab"[number % 2] / f"{number}.jpg", number)
     whole = image_folder(directory=folder, image_size=24)
     examples = image_folder(directory=folder, image_size=24, central_crop=0.5)
     path, (image, _) = next(zip(paths(examples.test), examples.decoded("test"), strict=True))

@@ -16,13 +16,17 @@ from tfopt.data.images import decode_image
 from tfopt.data.records.frames import frames_of
 from tfopt.errors import ConfigError
 
-SHARDS = 4
+SHARDS, TRAIN = 4, 200
+
+
+def some_digits(seed=0):
+    return digits(image_size=8, seed=seed).limit(TRAIN)
 
 
 @pytest.fixture(scope="module", params=["", "GZIP"])
 def converted(request, tmp_path_factory):
     directory = tmp_path_factory.mktemp("converted") / "digits"
-    convert(digits(image_size=8), directory, shards=SHARDS, compression=request.param)
+    convert(some_digits(), directory, shards=SHARDS, compression=request.param)
     return directory
 
 
@@ -123,21 +127,21 @@ def test_a_damaged_length_costs_the_rest_of_the_file(directory):
     assert len(frames_of(path)) == len(frames) - 10
     examples = read(directory, skip_damaged=10)
     assert f"Nothing can be read from record {len(frames) - 10} on. Left out: 10 of {len(frames)}" in examples.notes[-1]
-    assert count(examples) == examples.size("train") == 1437 - 10
+    assert count(examples) == examples.size("train") == TRAIN - 10
 
 
 def test_missing_files_are_named_or_counted(directory):
     shard(directory).unlink()
     with pytest.raises(ConfigError, match=rf"{shard(directory).name}: it is missing"):
         read(directory)
-    examples = read(directory, skip_damaged=400)
-    assert "It is missing. Left out: 359 of 359 records." in examples.notes[-1]
-    assert count(examples) == 1437 - 359
+    examples = read(directory, skip_damaged=TRAIN)
+    assert "It is missing. Left out: 50 of 50 records." in examples.notes[-1]
+    assert count(examples) == TRAIN - 50
 
 
 def test_a_file_of_another_conversion_is_named(directory, tmp_path):
     compression = "GZIP" if is_compressed(directory) else ""
-    convert(digits(image_size=8, seed=1), tmp_path / "other", shards=SHARDS, compression=compression)
+    convert(some_digits(seed=1), tmp_path / "other", shards=SHARDS, compression=compression)
     shutil.copy(shard(tmp_path / "other"), shard(directory))
     for options in ({}, {"check": "checksum"}, {"skip_damaged": 1000}):
         with pytest.raises(ConfigError, match="others than were written"):
@@ -219,7 +223,7 @@ def photo_folder(root, masks=False):
     return Examples(name="photos", train=dataset, test=dataset, outputs=4, decode=decode, stored=content)
 
 
-@pytest.mark.parametrize("masks", [False, True])
+@pytest.mark.parametrize("masks", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_images_stay_encoded_and_need_their_folder_no_more(tmp_path, masks):
     source = photo_folder(tmp_path / "photos", masks)
     expected = source.arrays("train")
@@ -249,7 +253,7 @@ def test_images_may_be_stored_as_pixels(tmp_path):
     )
     with pytest.raises(ConfigError, match=r"size=\(8, 8\), but the examples are stored as arrays"):
         tfrecord(directory=tmp_path / "records", image_size=8)
-    for arrays in (read, digits(image_size=8)):
+    for arrays in (read, some_digits()):
         with pytest.raises(ConfigError, match="images='pixels' needs a source of encoded images"):
             convert(arrays, tmp_path / "other", images="pixels")
 

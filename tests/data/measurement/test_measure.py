@@ -130,7 +130,7 @@ def test_the_wait_is_that_of_a_loop_with_steps(make, step_ms):
 
 def test_a_slow_stage_and_the_wait_for_it_are_found():
     dataset = numbers(400).shuffle(20).map(slow_python).batch(4).prefetch(2)
-    report = measure(dataset, seconds=2, step_time_ms=4)
+    report = measure(dataset, seconds=0.7, step_time_ms=4)
     assert report.slowest == "map slow_python"
     assert [stage.name for stage in report.stages] == ["Range", "shuffle 20", "map slow_python", "batch 4"]
     assert report.batches_per_epoch == 100
@@ -144,7 +144,7 @@ def test_a_slow_stage_and_the_wait_for_it_are_found():
 def test_a_fast_pipeline_needs_no_change():
     x = np.zeros((256, 8), "float32")
     counter = EpochCounter()
-    report = measure(pipeline((x, x), batch_size=32, epoch=counter), seconds=1, step_time_ms=60)
+    report = measure(pipeline((x, x), batch_size=32, epoch=counter), seconds=0.4, step_time_ms=60)
     assert report.wait_share < 0.05
     assert report.advice[0].startswith("none: a step waits")
     assert [stage.name for stage in report.stages] == ["arrays in memory", "shuffle 256", "batch 32"]
@@ -152,7 +152,7 @@ def test_a_fast_pipeline_needs_no_change():
 
 def test_stages_before_a_cache_count_in_the_first_epoch_only():
     dataset = numbers(40).map(slow_python).cache().map(lambda number: (number, number)).batch(4)
-    report = measure(dataset, seconds=0.6)
+    report = measure(dataset, seconds=0.3)
     assert [stage.only_first_epoch for stage in report.stages] == [True, True, False, False]
     assert report.slowest not in ("map slow_python", "Range")
     assert report.wait_ms is None
@@ -161,7 +161,7 @@ def test_stages_before_a_cache_count_in_the_first_epoch_only():
 
 def test_the_steps_can_be_the_users_own():
     seen = []
-    measure(numbers(200).batch(4), seconds=0.3, step=seen.append)
+    measure(numbers(200).batch(4), seconds=0.1, step=seen.append)
     assert len(seen) > 10
 
 
@@ -175,7 +175,7 @@ def test_what_is_no_data_set_of_batches_is_refused():
 def test_a_data_set_that_cannot_be_taken_apart_is_measured_as_a_whole():
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     dataset = numbers(100).map(lambda number: tf.cast([number], tf.float32)).batch(4)
-    report = measure(dataset, seconds=0.3, step=lambda batch: model(batch))
+    report = measure(dataset, seconds=0.1, step=lambda batch: model(batch))
     assert report.examples_per_second > 0
 
 

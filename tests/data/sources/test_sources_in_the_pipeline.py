@@ -105,7 +105,13 @@ def unpadded(batches, examples: Examples):
     return found
 
 
-@pytest.mark.parametrize("name", SOURCES_BY_NAME)
+# One of image files, of rows, of packed text and of text by class: the others make their records alike.
+FAST = ("of_images", "of_csv", "of_text", "of_text_classes")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in SOURCES_BY_NAME]
+)
 def test_a_restored_pipeline_goes_on_where_it_stopped(name, tmp_path):
     examples = SOURCES_BY_NAME[name](tmp_path)
     counter = EpochCounter()

@@ -54,7 +54,7 @@ def test_a_fresh_process_without_tfopt_computes_it_and_the_receipt_says_what_it_
         (found,) = process.predict({"image": X}).values()
         assert process.loaded["imported"] == []
     assert found.dtype == np.float32
-    np.testing.assert_allclose(found, images.predict(X, verbose=0), atol=0.02)
+    np.testing.assert_allclose(found, np.asarray(images(X)), atol=0.02)
 
 
 def test_the_products_of_the_file_are_half_and_its_weights_stored_so(bfloat16):

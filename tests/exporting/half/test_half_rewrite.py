@@ -114,9 +114,10 @@ def emulate(node, inputs):
     return result.astype(BFLOAT16).astype(np.float32) if kind == tf.bfloat16.as_datatype_enum else result
 
 
-def test_random_graphs_compute_what_numpy_does_with_one_rounding_per_op():
+@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 50), marks=pytest.mark.slow)])
+def test_random_graphs_compute_what_numpy_does_with_one_rounding_per_op(seeds):
     products = 0
-    for seed in range(50):
+    for seed in seeds:
         source = random_graph(seed)
         graph, report = compute_in_half(source, "bfloat16")
         products += len(report.changed)
@@ -150,7 +151,7 @@ def test_random_graphs_compute_what_numpy_does_with_one_rounding_per_op():
             exact, served = source.predict(x)["y"], graph.predict(x)["y"]
             assert served.dtype == np.float32
             assert np.abs(served - exact).max() <= max(1, roundings) * ROUNDING
-    assert products > 80
+    assert products > 1.5 * len(seeds)
 
 
 def residual_network():

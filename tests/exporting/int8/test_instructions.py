@@ -289,7 +289,7 @@ def test_verify_refuses_by_the_instructions_however_small_the_difference(tmp_pat
     assert "(VNNI, AMX) for right results" in manifests["full"].requires
     assert "(VNNI, AMX) for speed" in manifests["reduced"].requires
     assert [manifests[name].needs_vnni for name in ("full", "reduced")] == [True, False]
-    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    monkeypatch.setattr("tfopt.hardware.machine._cpu", lambda: ("", ("avx2",), {}))
     assert missing_instructions(manifests["reduced"], "serving_default") is None
     receipt = tfopt.verify(tmp_path / "full", seconds=0.01)
     assert len(receipt.problems) == 1

@@ -141,7 +141,7 @@ REFERENCES = {
 }
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(
     size=st.tuples(st.integers(5, 11), st.integers(5, 11)),
     kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
@@ -186,7 +186,7 @@ def test_convolution(size, kernel, channels, padding, pads, stride, dilation, fo
     assert_agrees(lowered.predict(x)["y"], reference, leaving, activation)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=15, deadline=None, derandomize=True)
 @given(
     size=st.tuples(st.integers(5, 11), st.integers(5, 11)),
     kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
@@ -242,7 +242,7 @@ def test_depthwise_convolution(size, kernel, channels, padding, stride, dilation
     assert_agrees(lowered.predict(x)["y"], sums * (entering.scale * scale) + offset, leaving, activation)
 
 
-@settings(max_examples=50, deadline=None, derandomize=True)
+@settings(max_examples=18, deadline=None, derandomize=True)
 @given(
     shape=st.tuples(st.integers(1, 9), st.integers(1, 40), st.integers(1, 40)),
     form=st.sampled_from(FORMS),
@@ -313,7 +313,7 @@ def test_fused_sum_with_an_unsigned_summand(form, activation, seed):
     assert_agrees(lowered.predict([x, other])["y"], reference, leaving, activation)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=10, deadline=None, derandomize=True)
 @given(
     size=st.integers(4, 9),
     channels=st.tuples(st.integers(1, 19), st.integers(1, 19)),

@@ -48,7 +48,7 @@ def words():
     ("make", "inputs", "settings"),
     [
         pytest.param(images, {"image": X}, {}, marks=pytest.mark.slow),
-        (images, {"image": X}, {"precision": "int8", "int8_nodes": "all"}),
+        pytest.param(images, {"image": X}, {"precision": "int8", "int8_nodes": "all"}, marks=pytest.mark.slow),
         (words, {"tokens": TOKENS}, {"xla_signature": True}),
     ],
 )
@@ -107,6 +107,7 @@ def test_tensorflow_decodes_them_once():
     assert executed(encoded).keys() <= executed(dense).keys() | {"Const"}
 
 
+@pytest.mark.slow
 def test_an_artifact_of_sparse_weights_can_be_exported_again(tmp_path):
     model = images()
     export(model, tmp_path / "sparse", ExportConfig(sparse_weights=True))
@@ -114,7 +115,7 @@ def test_an_artifact_of_sparse_weights_can_be_exported_again(tmp_path):
     config = ExportConfig(precision="int8", int8_nodes="all")
     artifact = export(str(tmp_path / "sparse"), tmp_path / "int8", config, calibration_data=X)
     assert [change.kind for change in artifact.report.changed].count("Conv2D") == 2
-    expected = model.predict(X, verbose=0)
+    expected = model(X)
     for name, tolerance in (("again", 1e-6), ("int8", 0.1)):
         found = tf.saved_model.load(tmp_path / name).signatures["serving_default"](image=tf.constant(X))
         np.testing.assert_allclose(found["two"], expected["two"], atol=tolerance * np.abs(expected["two"]).max())

@@ -218,6 +218,7 @@ def test_trainable_flags_and_the_precision_of_layers():
     assert not new.compiled
 
 
+@pytest.mark.slow
 def test_mobilenet_v2_of_keras_2():
     old = tf_keras.applications.MobileNetV2((32, 32, 3), weights=None, classes=10, classifier_activation=None)
     for layer in old.layers:
@@ -231,6 +232,7 @@ def test_mobilenet_v2_of_keras_2():
     assert [layer.name for layer in new.layers] == [layer.name for layer in old.layers]
 
 
+@pytest.mark.slow
 def test_a_pruned_model_keeps_its_zeros_and_is_pruned_further():
     old = tf_keras.Sequential([tf_keras.Input(IMAGE), layers.Conv2D(8, 3), layers.Flatten(), layers.Dense(4)])
     tfopt.prune(old, tfopt.PruningConfig(target_sparsity=0.5))

@@ -40,23 +40,25 @@ def kept_units(channels: ChannelGroups, result: ShrinkResult) -> np.ndarray:
     return kept
 
 
-def masked_parent(model: keras.Model, result: ShrinkResult) -> keras.Model:
+def masked_parent(model: keras.Model, result: ShrinkResult, channels: ChannelGroups | None = None) -> keras.Model:
     """Sets the weights of the removed channels to zero, in place, and returns the model."""
-    channels = ChannelGroups(model)
+    channels = ChannelGroups(model) if channels is None else channels
     kept = kept_units(channels, result)
     for weight in channels.trace.weights.values():
         weight.variable.assign(np.where(channels.mask(weight, kept), weight.variable.numpy(), 0))
     return model
 
 
-def assert_equals_masked_parent(model: keras.Model, result: ShrinkResult, mattered: bool = True) -> None:
+def assert_equals_masked_parent(
+    model: keras.Model, result: ShrinkResult, channels: ChannelGroups | None = None, mattered: bool = True
+) -> None:
     """Compares outputs on random inputs, after setting the weights of the removed channels in the parent to zero.
 
     With `mattered` it also asserts that this changed the outputs of the parent.
     """
     inputs = examples(model)
     whole = outputs(model, inputs)
-    masked_parent(model, result)
+    masked_parent(model, result, channels)
     expected, got = outputs(model, inputs), outputs(result.model, inputs)
     for before, masked, shrunk in zip(whole, expected, got, strict=True):
         assert np.abs(shrunk - masked).max() <= 1e-5 * max(np.abs(masked).max(), 1)

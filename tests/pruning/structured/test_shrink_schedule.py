@@ -56,6 +56,7 @@ def test_channels_leave_in_rounds_and_the_smaller_model_computes_the_same():
     np.testing.assert_allclose(outputs(smaller, [X])[0], outputs(model, [X])[0], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_second_schedule_goes_on_from_the_zeros():
     model = network()
     first = ShrinkSchedule(model, StructuredPruningConfig(ratio=0.25, rounds=1, end_step=1, round_to=1))
@@ -76,8 +77,10 @@ def test_a_target_is_met_at_the_end_of_the_fit():
     assert 0.45 < metrics["multiply_adds"] / metrics["multiply_adds_before"] <= 0.5
 
 
-def test_masks_hold_under_the_step_of_tfopt_and_two_replicas():
-    plan = tfopt.plan(tfopt.TrainingConfig(strategy="mirrored", global_batch_size=16, steps_per_execution=2))
+@pytest.mark.parametrize("strategy", ["none", pytest.param("mirrored", marks=pytest.mark.slow)])
+def test_masks_hold_under_the_step_of_tfopt(strategy):
+    settings = {"precision": "float32", "jit_compile": False, "steps_per_execution": 2}
+    plan = tfopt.plan(tfopt.TrainingConfig(strategy=strategy, global_batch_size=16, **settings))
     with plan.scope():
         model = network()
     tfopt.compile(model, plan, optimizer="adam", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))

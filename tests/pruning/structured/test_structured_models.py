@@ -1,4 +1,4 @@
-"""Whole networks: every builder, and ten of keras.applications. benchmarks/structured_models.py also exports them."""
+"""Whole networks: every builder, and five of keras.applications. benchmarks/structured_models.py also exports them."""
 
 import keras
 import pytest
@@ -12,39 +12,30 @@ CONFIG = StructuredPruningConfig(ratio=0.5)
 # For each builder: the arguments, and how many groups shrink. A layer that is no longer followed lowers the number.
 BUILDERS = {
     "simple_cnn": (((28, 28, 1), 10), {}, 3),
-    "resnet_cifar": (((16, 16, 1), 10), {"depth": 14}, 8),
+    "resnet_cifar": (((16, 16, 1), 10), {"depth": 8}, 5),
     "resnet50": (((32, 32, 3), 10), {}, 37),
     "mobilenet_v2": (((32, 32, 3), 10), {}, 25),
     "mobilenet_v3": (((32, 32, 3), 10), {}, 26),
     "efficientnet_v2": (((32, 32, 3), 10), {}, 44),
     "convnext": (((32, 32, 3), 10), {"depths": (2, 2), "widths": (32, 64), "patch_size": 2}, 4),
     "unet": (((32, 32, 1), 2), {}, 22),
-    "vit": (((32, 32, 1), 10), {"patch_size": 8, "width": 64, "depth": 2, "heads": 2}, 4),
+    "vit": (((32, 32, 1), 10), {"patch_size": 8, "width": 64, "depth": 1, "heads": 2}, 2),
     "mlp": (((20,), 4), {}, 2),
     "lstm": (((20, 3), 4), {}, 1),
     "tcn": (((20, 3), 4), {}, 9),
-    "text_encoder": (((16,), 4), {"vocabulary": 64, "width": 32, "depth": 2, "heads": 2, "units": 64}, 5),
-    "gpt": (((16,), 64), {"width": 64, "depth": 2, "heads": 2}, 4),
+    "text_encoder": (((16,), 4), {"vocabulary": 64, "width": 32, "depth": 1, "heads": 2, "units": 64}, 3),
+    "gpt": (((16,), 64), {"width": 64, "depth": 1, "heads": 2}, 2),
 }
 
-LARGE = ("resnet50", "mobilenet_v2", "mobilenet_v3", "efficientnet_v2", "unet")
+DEEP = ("resnet50", "mobilenet_v2", "mobilenet_v3", "efficientnet_v2")  # a training step takes long to trace
+FAST = ("simple_cnn", "mlp", "resnet_cifar", "vit", "gpt")
 
-APPLICATIONS = {
-    "ResNet50V2": 37,
-    "DenseNet121": 120,
-    "MobileNetV2": 25,
-    "MobileNetV3Small": 26,
-    "EfficientNetB0": 36,
-    "EfficientNetV2B0": 44,
-    "InceptionV3": 94,
-    "Xception": 28,
-    "ConvNeXtTiny": 18,
-    "VGG16": 15,
-}
+# Those whose structure no builder has.
+APPLICATIONS = {"ResNet50V2": 37, "DenseNet121": 120, "EfficientNetB0": 36, "InceptionV3": 94, "Xception": 28}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in BUILDERS]
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in BUILDERS]
 )
 def test_builders(name, tmp_path):
     arguments, options, groups = BUILDERS[name]
@@ -54,19 +45,19 @@ def test_builders(name, tmp_path):
     result = shrink(model, CONFIG)
     assert len(result.report.changed) == groups
     assert_equals_masked_parent(model, result)
-    assert_trains_and_reloads(result.model, tmp_path / "model.keras")
+    if name not in DEEP:
+        assert_trains_and_reloads(result.model, tmp_path / "model.keras")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", APPLICATIONS)
-def test_applications(name, tmp_path):
+def test_applications(name):
     keras.utils.set_random_seed(0)
     model = getattr(keras.applications, name)(weights=None, input_shape=(96, 96, 3), classifier_activation=None)
     give_statistics(model)
     result = shrink(model, CONFIG)
     assert len(result.report.changed) == APPLICATIONS[name]
     assert_equals_masked_parent(model, result)
-    assert_trains_and_reloads(result.model, tmp_path / "model.keras")
 
 
 def assert_trains_and_reloads(model, path):
@@ -80,7 +71,8 @@ def assert_trains_and_reloads(model, path):
     assert abs(expected - reloaded).max() <= 1e-5 * abs(expected).max()
 
 
-@pytest.mark.parametrize("precision", ["float32", pytest.param("int8", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["float32", "int8"])
 def test_a_shrunk_model_exports(precision, tmp_path):
     keras.utils.set_random_seed(0)
     model = tfopt.models.resnet_cifar((16, 16, 1), 10, depth=8)

@@ -33,7 +33,9 @@ def model():
     return keras.Model(x, layers.Dense(2)(hidden))
 
 
-@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in ("constant", "one") else name for name in BAD]
+)
 def test_bad_data_are_named_and_their_error_is_seen_on_other_inputs(model, name, tmp_path):
     """Before, the outputs were compared on inputs like the calibration data: zeros gave an error of 4e-8."""
     data, message = BAD[name]
@@ -87,7 +89,10 @@ def test_the_error_is_that_on_examples_behind_the_calibration(model, tmp_path):
         assert 0 < check.errors["artifact"].relative < 0.1
 
 
-@pytest.mark.parametrize("precision", ["float16", "int8_weight_only", "int4_weight_only", "int8"])
+@pytest.mark.parametrize(
+    "precision",
+    ["float16", pytest.param("int8_weight_only", marks=pytest.mark.slow), "int4_weight_only", "int8"],
+)
 def test_weights_that_become_zero_are_named(precision, tmp_path):
     small = keras.Sequential([keras.Input((64,)), layers.Dense(64, name="lost"), layers.Dense(2, name="kept")])
     kernel = np.full((64, 64), 1e-8, "float32")
@@ -114,7 +119,7 @@ def test_the_error_of_an_output_near_zero_is_a_share_of_its_scale(tmp_path):
     assert read_manifest(tmp_path / "a").check.errors["artifact"].relative < 1e-2
 
 
-@pytest.mark.parametrize("shape", [(), (1,)])
+@pytest.mark.parametrize("shape", [pytest.param((), marks=pytest.mark.slow), (1,)])
 def test_strings_that_are_all_equal_are_named(shape, tmp_path):
     word = keras.Input(shape, dtype="string", name="word")
     looked = layers.Embedding(4, 8)(layers.StringLookup(vocabulary=["a", "b"])(word))

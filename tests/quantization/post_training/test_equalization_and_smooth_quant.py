@@ -169,8 +169,8 @@ def distance(one, other):
 
 def test_channels_far_apart_become_like_those_of_the_plain_model():
     plain, hard = spread_out(two_convolutions("relu"), IMAGES)
-    exact = plain.predict(IMAGES, verbose=0)
-    np.testing.assert_allclose(hard.predict(IMAGES, verbose=0), exact, atol=1e-4)
+    exact = np.asarray(plain(IMAGES))
+    np.testing.assert_allclose(np.asarray(hard(IMAGES)), exact, atol=1e-4)
     usual = distance(quantize(plain, PLAIN, calibration_data=IMAGES).predict(IMAGES), exact)
     assert usual < 0.02
     assert distance(quantize(hard, PLAIN, calibration_data=IMAGES).predict(IMAGES), exact) > 10 * usual
@@ -185,8 +185,9 @@ def test_channels_far_apart_become_like_those_of_the_plain_model():
 
 def test_a_relu6_is_rescaled_only_where_nothing_reaches_6():
     _, hard = spread_out(two_convolutions("relu6"), IMAGES / 100, decades=2.0)
-    assert len(quantize(hard, calibration_data=IMAGES / 100).report.steps) == 1
-    assert "Relu6" not in {node.op for node in quantize(hard, calibration_data=IMAGES / 100).graph.graph_def.node}
+    quantized = quantize(hard, calibration_data=IMAGES / 100)
+    assert len(quantized.report.steps) == 1
+    assert "Relu6" not in {node.op for node in quantized.graph.graph_def.node}
     assert quantize(hard, calibration_data=IMAGES).report.steps == []
 
 
@@ -199,14 +200,14 @@ def test_smooth_quant_divides_the_normalisation_for_all_that_read_it():
     model = built(attention, TOKENS)
     norm, after = (layer for layer in model.layers if isinstance(layer, layers.LayerNormalization))
     projections = next(layer for layer in model.layers if isinstance(layer, layers.MultiHeadAttention))
-    exact = model.predict(TOKENS, verbose=0)
+    exact = np.asarray(model(TOKENS))
     usual = distance(quantize(model, PLAIN, calibration_data=TOKENS).predict(TOKENS), exact)
     factors = np.where(np.arange(8) == 3, 1000.0, 1.0)
     for weight in (norm.gamma, norm.beta):
         weight.assign(weight * factors)
     for kernel in (each.kernel for each in (projections.query_dense, projections.key_dense, projections.value_dense)):
         kernel.assign(kernel / factors[:, None, None])
-    np.testing.assert_allclose(model.predict(TOKENS, verbose=0), exact, atol=1e-5)
+    np.testing.assert_allclose(np.asarray(model(TOKENS)), exact, atol=1e-5)
     assert distance(quantize(model, PLAIN, calibration_data=TOKENS).predict(TOKENS), exact) > 2 * usual
     config = QuantizationConfig(equalization=False, bias_correction=False)
     smoothed = quantize(model, config, calibration_data=TOKENS)

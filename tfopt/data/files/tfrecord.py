@@ -58,9 +58,9 @@ def tfrecord(
         >>> from tfopt.data import convert
         >>> from tfopt.data.sources.scikit_learn import digits
         >>> directory = tempfile.mkdtemp()
-        >>> report = convert(digits(image_size=8), directory)
+        >>> report = convert(digits(image_size=8).limit(50), directory)
         >>> tfrecord(directory=directory).x_test.shape
-        (360, 8, 8, 1)
+        (50, 8, 8, 1)
     """
     if check not in CHECKS:
         raise unknown_name("check", check, CHECKS)

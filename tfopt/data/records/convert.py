@@ -109,8 +109,8 @@ def convert(
         >>> import tempfile
         >>> from tfopt.data.sources import SOURCES
         >>> with tempfile.TemporaryDirectory() as directory:
-        ...     print(convert(SOURCES["digits"](image_size=8), Path(directory, "digits"), shards=2))
-        /...digits: train 1,437 in 2, test 360 in 2 files, ... bytes.
+        ...     print(convert(SOURCES["digits"](image_size=8).limit(100), Path(directory, "digits"), shards=2))
+        /...digits: train 100 in 2, test 100 in 2 files, ... bytes.
     """
     if compression not in ("", "GZIP"):
         raise ConfigError(f"compression must be '' or 'GZIP'. Received: compression={compression!r}.")
