@@ -51,7 +51,7 @@ def test_what_passes_alone_passes_under_the_hook(tmp_path):
     # It asks for a conftest that Keras does not ship.
     chosen.append(f"--ignore={KERAS / 'callbacks' / 'remote_monitor_test.py'}")
     ran, failed = failures(tmp_path / "hooked.xml", chosen)
-    assert ran > 150
+    assert ran > 100
     # Some fail alone too: they need jax, torch or grain.
     also_alone = failures(tmp_path / "alone.xml", failed, ALONE="1")[1] if failed else []
     assert sorted(set(failed) - set(also_alone)) == []
