@@ -85,7 +85,9 @@ def test_arguments_are_added_for_the_same_function_only():
 def test_wrong_changes_name_the_setting_with_its_path(changes, message):
     with pytest.raises(ConfigError, match=message):
         with_changes(BASE, changes)
-    with pytest.raises(ConfigError, match=f"The form 'full' must hold valid settings. {message}"):
+    with pytest.raises(
+        ConfigError, match=f"The form 'full' must hold valid settings. {message}.*The table \\[forms.full\\] has"
+    ):
         Recipe(name="x", forms={"full": changes})
 
 

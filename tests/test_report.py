@@ -256,7 +256,9 @@ def test_write_text_from_several_threads(tmp_path):
     ],
 )
 def test_a_verdict_needs_a_difference_that_every_round_showed(speedup, rounds, verdict):
-    assert dataclasses.replace(RECEIPT, speedup=speedup, speedup_range=rounds).verdict == verdict
+    receipt = dataclasses.replace(RECEIPT, speedup=speedup, speedup_range=rounds)
+    assert receipt.verdict == verdict
+    assert ("the rounds disagree" in receipt.speed) == (speedup in (1.3, 0.8) and verdict == "about even")
 
 
 @pytest.mark.parametrize(("error", "is_lost"), [(202.0, False), (202.1, True), (100.0, False)])

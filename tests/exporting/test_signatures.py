@@ -105,6 +105,15 @@ def test_two_signatures_share_their_weights(model, tmp_path):
     assert size["with_xla"] < size["float32"] + 60_000  # for 1,270,000 bytes of weights
 
 
+def test_images_of_another_size_are_refused(artifacts):
+    """Without the check, Flatten makes four rows of these two images, and the int8 kernels abort for the others."""
+    for name, signature in (("int8", "serving_default"), ("all", "serving_float")):
+        serve = load_signature(artifacts / name, signature)
+        for shape in ((2, 26, 8, 16), (2, 16, 8, 8)):
+            with pytest.raises(tf.errors.InvalidArgumentError, match=r"image .* expected shape \[\?,8,8,16\]"):
+                serve(image=tf.ones(shape))
+
+
 def test_xla_compiles_its_signature(artifacts):
     """What is compiled is marked so, and the mark survives saving."""
     saved = saved_model_pb2.SavedModel.FromString((artifacts / "all" / "saved_model.pb").read_bytes())

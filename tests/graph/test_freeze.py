@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import layers
 from tensorflow.python.framework.func_graph import FuncGraph
 
-from tfopt.errors import ArtifactError, ConfigError, UnsupportedModelError
+from tfopt.errors import ArtifactError, ConfigError, TfoptWarning, UnsupportedModelError
 from tfopt.graph import freeze
 
 GENERATOR = np.random.default_rng(0)
@@ -350,6 +350,19 @@ def two_arguments():
 def test_models_that_cannot_be_frozen(build, message):
     with pytest.raises(UnsupportedModelError, match=message):
         freeze(build())
+
+
+def test_layers_that_a_model_calls_with_training_are_named(tmp_path):
+    inputs = keras.Input((5, 8))
+    inner = keras.Model(inputs, layers.Dropout(0.5, name="kept")(inputs, training=True))
+    hidden = layers.LSTM(3, dropout=0.5, name="recurrent")(inner(inputs), training=True)
+    model = keras.Model(inputs, layers.Dropout(0.5, name="usual")(layers.Dense(2)(hidden), training=False))
+    model.save(tmp_path / "model.keras")
+    x = normal(2, 5, 8)
+    for source in (model, tmp_path / "model.keras"):
+        with pytest.warns(TfoptWarning, match="training=True for 'recurrent', 'kept'.*model.predict computes"):
+            frozen = freeze(source)
+        assert_same(frozen.predict(x).values(), [model.predict(x, verbose=0)])
 
 
 def test_files_that_hold_no_model(tmp_path):

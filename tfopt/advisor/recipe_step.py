@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfopt.advisor.device import of_card, of_processor, step_seconds
 from tfopt.data import Examples
+from tfopt.data.config import pipeline_settings
 from tfopt.hardware import Hardware, cpu_peak, find_card
 from tfopt.profiling.cost import Kernel, TrainingMemory, kernels, training_memory
 from tfopt.profiling.cost.training import train_graph
@@ -65,7 +66,7 @@ def plan_on(recipe: Recipe, hardware: Hardware) -> Plan:
 def first_batch(recipe: Recipe, examples: Examples) -> Any:
     """Returns one batch as the model is trained on it, without augmentation."""
     decided = plan_on(recipe, Hardware(logical_cores=1, memory_bytes=0, tensorflow_version=tf.__version__))
-    options = {**recipe.data.pipeline_arguments(), "augment": None}
+    options = {**pipeline_settings(recipe.data), "augment": None}
     return next(iter(decided.pipeline(examples, training=False, **options)))
 
 

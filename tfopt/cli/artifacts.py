@@ -87,7 +87,7 @@ def export_command(words: list[str]) -> int:
         return SUCCESS
     if artifact.report is not None:
         say(artifact.report)
-    say(f"exported {artifact.path}, {artifact.precision}, {artifact.bytes_on_disk:,} bytes")
+    say(f"exported {artifact.path}, {artifact.computes}, {artifact.bytes_on_disk:,} bytes")
     return SUCCESS
 
 

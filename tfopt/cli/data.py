@@ -157,7 +157,7 @@ def measure_command(words: list[str]) -> int:
     config, training = _named(options.name, options.arguments)
     start_tensorflow()
     from tfopt.data import measure, pipeline
-    from tfopt.data.config import cuts_boxes
+    from tfopt.data.config import cuts_boxes, pipeline_settings
     from tfopt.hardware import detect
     from tfopt.training.choices import choose_augmentation_place
 
@@ -169,7 +169,7 @@ def measure_command(words: list[str]) -> int:
         examples,
         batch_size=options.batch_size or training.global_batch_size,
         augment=config.augmentation(examples) if place == "host" else None,
-        **config.pipeline_arguments(),
+        **pipeline_settings(config),
     )
     report = measure(batches, step_time_ms=options.step_time_ms, seconds=options.seconds)
     say(report.to_json() if options.json else report)

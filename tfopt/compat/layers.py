@@ -67,6 +67,13 @@ def calls_in_order(graph: keras.Model) -> list[Any]:
     return [node for depth in sorted(nodes, reverse=True) for node in nodes[depth] if not node.is_input]
 
 
+def called_in_training(model: keras.Model) -> list[str]:
+    """Returns the names of the layers that a functional model, or one inside, calls with training=True of its own."""
+    graphs = [each for each in layers_inside(model) if isinstance(each, functional_class())]
+    calls = [call for graph in graphs for call in calls_in_order(graph) if is_given_training(call.operation)]
+    return list(dict.fromkeys(call.operation.name for call in calls if call.arguments.kwargs.get("training") is True))
+
+
 def standardize_inputs(graph: keras.Model, x: Any) -> list[Any]:
     """Returns inputs flat, in the model's order: `_standardize_inputs`, as a functional model does before a call."""
     return list(private(graph, "_standardize_inputs", takes=("inputs",))(x))

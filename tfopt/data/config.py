@@ -11,7 +11,7 @@ from annotated_types import Ge
 from tfopt.data.augment.config import AugmentConfig
 from tfopt.data.examples import Examples
 from tfopt.data.sources import SOURCES
-from tfopt.errors import ConfigError
+from tfopt.errors import ConfigError, warn
 from tfopt.settings.calls import call_named, check_call
 from tfopt.settings.flags import BY_NAME, Arguments
 from tfopt.settings.validation import check_fields
@@ -134,15 +134,34 @@ class DataConfig:
             on_gpu=on_gpu,
         )
 
-    def pipeline_arguments(self) -> dict[str, Any]:
+    def pipeline_arguments(self, examples: Examples | None = None) -> dict[str, Any]:
         """Returns the settings as arguments of `tfopt.data.pipeline`.
 
+        Args:
+            examples: The examples of the source. With them the augmentation is among the arguments, unless
+                `augment.where` is "device".
+        Warns:
+            TfoptWarning: Training examples are to be augmented, and a pipeline of these arguments does not do it.
         Example:
             >>> DataConfig(cache="off").pipeline_arguments()["cache"]
             'off'
         """
-        names = ("cache", "cache_dir", "shuffle_buffer", "deterministic", "bucket_boundaries", "service")
-        return {name: getattr(self, name) for name in names}
+        settings = pipeline_settings(self)
+        if not self.augments:
+            return settings
+        if examples is not None and self.augment.where != "device":
+            return {**settings, "augment": self.augmentation(examples)}
+        remedy = "Pass the examples too: config.pipeline_arguments(examples)"
+        if self.augment.where == "device":
+            remedy = "Give tfopt.compile augment=config.augmentation(examples), or set augment.where='host'"
+        warn(f"The DataConfig augments examples, and its pipeline_arguments do not hold the augmentation. {remedy}.")
+        return settings
+
+
+def pipeline_settings(config: DataConfig) -> dict[str, Any]:
+    """Returns the settings as arguments of `tfopt.data.pipeline`, for a caller that sees to the augmentation."""
+    names = ("cache", "cache_dir", "shuffle_buffer", "deterministic", "bucket_boundaries", "service")
+    return {name: getattr(config, name) for name in names}
 
 
 def cuts_boxes(config: DataConfig, examples: Examples) -> bool:

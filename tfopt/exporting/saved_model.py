@@ -51,12 +51,22 @@ class Artifact(Record):
         precision: The precision, as in ExportConfig.
         bytes_on_disk: The sum of the sizes of all its files.
         report: The nodes that were quantized and those that stayed float. None for float32.
+        compute: The type of the products that are not in int8, as in ExportConfig; never "auto".
     """
 
     path: str
     precision: str
     bytes_on_disk: int
     report: PassReport | None = None
+    compute: str = "float32"
+
+    @property
+    def computes(self) -> str:
+        """The precision in words. Where products compute in a half type, it comes first."""
+        if self.compute == "float32":
+            return self.precision
+        stored = "" if self.precision in ("float32", self.compute) else f", weights in {self.precision}"
+        return self.compute + stored
 
 
 def export(
@@ -92,6 +102,8 @@ def export(
         ConfigError: int8 has no usable calibration data, or the data do not fit the model, or they hold NaN. Or the
             model overflows in float16; the message names the node.
         ExportError: The directory cannot be written, holds other files, or is inside another artifact.
+    Warns:
+        TfoptWarning: The model calls layers with training=True, or is an artifact whose weights are rounded already.
     Example:
         >>> import keras, tempfile
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
@@ -145,7 +157,13 @@ def export(
         )
         (temporary / MARK).write_text(json.dumps(with_checksum(manifest.to_dict())), encoding="utf-8")
     size = sum(path.stat().st_size for path in final.rglob("*") if path.is_file())
-    return Artifact(path=str(directory), precision=lowered.precision, bytes_on_disk=size, report=lowered.report)
+    return Artifact(
+        path=str(directory),
+        precision=lowered.precision,
+        bytes_on_disk=size,
+        report=lowered.report,
+        compute=lowered.compute,
+    )
 
 
 def check_export(model: Any, config: ExportConfig, calibration_data: Any) -> None:
@@ -205,4 +223,9 @@ def _refuse_quantized(model: Any) -> None:
                 f"model must be a float model, because a quantized artifact cannot be exported again. "
                 f"Received: {model}, whose precision is {manifest.precision}. Export the artifact or model it came "
                 "from."
+            )
+        if manifest.compute != "float32":
+            warn(
+                f"{model} computes in {manifest.compute}, so its weights are rounded to it already, and the new "
+                "artifact has these. Export the model that it came from."
             )

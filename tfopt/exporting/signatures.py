@@ -163,7 +163,7 @@ def _call_with(
             light.node.append(NodeDef(name=node.name, op="Placeholder", attr={"dtype": dtype}))
         else:
             light.node.append(node)
-    compute = replace(graph, graph_def=light, inputs=inputs).as_function()
+    compute = replace(graph, graph_def=light, inputs=inputs).as_function(unchecked=arguments)
     specs = {name: tf.TensorSpec(spec.shape, spec.dtype, name=name) for name, spec in graph.inputs.items()}
 
     def serve(**fed: tf.Tensor) -> Any:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfopt.compat.tensorflow import register_functions
 from tfopt.errors import ConfigError, warn
+from tfopt.graph.checked_sizes import check_sizes
 from tfopt.graph.edit import GraphEditor, producer
 from tfopt.graph.tables import Table
 
@@ -68,11 +69,14 @@ class FrozenGraph:
             for tensor in operation.outputs
         }
 
-    def as_function(self, fetch: Sequence[str] | None = None) -> Callable[..., Any]:
+    def as_function(self, fetch: Sequence[str] | None = None, *, unchecked: Collection[str] = ()) -> Callable[..., Any]:
         """Returns a tf.function of the inputs by name.
+
+        Without `fetch` the function raises InvalidArgumentError for an input of other sizes than the signature fixes.
 
         Args:
             fetch: Names of tensors. The function returns their values as a list, in place of the outputs by name.
+            unchecked: Names of inputs that are given in the right shape always.
         """
         placeholders = {spec.name for spec in self.inputs.values()} | self.tables.keys()
         tables = {full_name(name): table.held.resource_handle for name, table in self.tables.items()}
@@ -87,7 +91,11 @@ class FrozenGraph:
         wanted = [tensor for tensor, _ in self.outputs.values()] if fetch is None else list(fetch)
 
         def serve(**inputs: Any) -> Any:
-            given = {f"{spec.name}:0": inputs[name] for name, spec in self.inputs.items()}
+            checked = self.inputs.keys() - set(unchecked) if fetch is None else ()
+            given = {
+                f"{spec.name}:0": check_sizes(spec, inputs[name]) if name in checked else inputs[name]
+                for name, spec in self.inputs.items()
+            }
             given |= {tensor: tf.identity(value) for tensor, value in (held | tables).items()}
             computed = [tensor for tensor in wanted if full_name(tensor) not in given]
             elements = tf.graph_util.import_graph_def(

@@ -12,10 +12,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfopt.compat.layers import input_signature
+from tfopt.compat.layers import called_in_training, input_signature
 from tfopt.compat.plain import plain_operations
 from tfopt.compat.tensorflow import leaves_with_paths, with_constants
 from tfopt.errors import ArtifactError, ConfigError, UnsupportedModelError, warn
+from tfopt.graph.checked_sizes import drop_size_checks
 from tfopt.graph.convolutions import add_bias_of_groups_apart
 from tfopt.graph.edit import AttrValue, GraphEditor, producer
 from tfopt.graph.fold import fold_constants
@@ -54,6 +55,8 @@ def freeze(
             touch files, the network or Python when it runs. Of a SavedModel this is found before it is loaded.
         ArtifactError: The directory holds no loadable SavedModel, or the .keras file cannot be loaded.
         ConfigError: The SavedModel has no such signature.
+    Warns:
+        TfoptWarning: The model calls layers with training=True, which inference does not follow.
     Example:
         >>> import keras
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)], name="tiny")
@@ -68,6 +71,7 @@ def freeze(
         outputs = _name_outputs(function.structured_outputs)  # sorted, as they are flattened
     elif isinstance(source, keras.Model):
         function, name = _keras_function(source), source.name
+        _warn_of_training(source)
         outputs = _name_outputs(function.structured_outputs)
     else:
         raise ConfigError(
@@ -127,8 +131,10 @@ def freeze(
     )
     del function, frozen
     free_graphs(graph_def)
-    if len(tables) < len(handles):  # nodes that no output needs read a table or change one
-        graph = graph.edited(GraphEditor(graph.graph_def))
+    checked = any(node.op == "EnsureShape" for node in widened.node)
+    if checked or len(tables) < len(handles):  # nodes that no output needs read a table or change one
+        editor = GraphEditor(graph.graph_def)
+        graph = graph.edited(editor, drop_size_checks(editor, specs))
     return fold_constants(graph) if fold else _runs_anywhere(graph)
 
 
@@ -165,6 +171,16 @@ def _keras_function(model: keras.Model) -> Any:
             f"fails on {[(spec.name, spec.shape, spec.dtype.name) for spec in named]}. "
             "Let its call() take several inputs as one list or dict."
         ) from error
+
+
+def _warn_of_training(model: keras.Model) -> None:
+    layers = called_in_training(model)
+    if layers:
+        warn(
+            f"{model.name!r} was built with training=True for {', '.join(map(repr, layers))}. Frozen for inference, it "
+            "computes what model.predict computes: with training=False, so nothing is random. If you need the random "
+            "outputs of model(x), as for Monte Carlo dropout, call the Keras model; if not, leave training=True out."
+        )
 
 
 def _not_with_open_sizes(

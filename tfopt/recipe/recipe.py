@@ -126,7 +126,10 @@ class Recipe(Shown):
             try:
                 self.form(name)
             except ConfigError as error:
-                raise ConfigError(f"The form {name!r} must hold valid settings. {error}") from error
+                raise ConfigError(
+                    f"The form {name!r} must hold valid settings. {error} The table [forms.{name}] has the settings of "
+                    "this form, which come before those of the recipe."
+                ) from error
 
     def find_task(self) -> Task:
         """Returns the task: the registered one if `task` is a name.

@@ -132,7 +132,10 @@ class Receipt(Record, Shown):
     @property
     def speed(self) -> str:
         """The speed against the baseline with the verdict, for example "0.72x (slower)"."""
-        return self.show("speedup", "{:.2f}x") + (f" ({self.verdict})" if self.verdict else "")
+        verdict = self.verdict
+        if self.speedup is not None and verdict == "about even" and not 0.95 <= self.speedup < 1.05:
+            verdict = "about even: the rounds disagree"
+        return self.show("speedup", "{:.2f}x") + (f" ({verdict})" if verdict else "")
 
     @property
     def _cold_start(self) -> str:

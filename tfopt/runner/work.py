@@ -12,7 +12,7 @@ from rich.console import Console
 
 from tfopt.data import EpochCounter, Examples, InputReport, epoch_steps, measure
 from tfopt.data.augment.augmentation import Augmentation
-from tfopt.data.config import cuts_boxes
+from tfopt.data.config import cuts_boxes, pipeline_settings
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting import ExportConfig, export
 from tfopt.profiling import GpuMonitor
@@ -130,7 +130,7 @@ class Work:
 
     def _batches(self, decided: Plan, *, training: bool = True) -> Any:
         """Returns batches of the examples, with the recipe's settings of the pipeline."""
-        settings = self.recipe.data.pipeline_arguments()
+        settings = pipeline_settings(self.recipe.data)
         return decided.pipeline(self.examples, training=training, augment=self._on_host, **settings)
 
     def _loss(self) -> Any:

@@ -167,19 +167,24 @@ def rule(hint: Any) -> str:
     Example:
         >>> rule(bool), rule(Annotated[float, Gt(0)]), rule(tuple[str, ...] | None)
         ('True or False', 'a positive number', 'a tuple of strings or None')
+        >>> rule(tuple[Annotated[float, Gt(0), Le(1)], ...]), rule(Annotated[float | None, Gt(0), Le(1)])
+        ('a tuple of numbers in (0, 1]', 'in (0, 1] or None')
     """
     bare, metadata = _divided(hint)
     options = get_args(bare)
     if isinstance(bare, UnionType) or get_origin(bare) is Union:
-        words = [word for option in options for word in rule(option).split(" or ")]
+        rules = [_rule_of_number(each, metadata) if each in (int, float) else rule(each) for each in options]
+        words = [word for each in rules for word in each.split(" or ")]
         return _either(["a name" if word == "a string" and "a function" in words else word for word in words])
     if get_origin(bare) is Literal:
         return _either([repr(option) for option in options])
     if get_origin(bare) is Callable:
         return "a function"
     if get_origin(bare) is tuple:
-        kind = rule(options[0]).removeprefix("a ").replace("string", "strings").replace("whole number", "whole numbers")
+        kind = rule(options[0]).removeprefix("a ").replace("string", "strings").replace("number", "numbers")
         kind = kind.replace("name or a function", "strings or functions")
+        count = "two " if len(options) == 2 and options[1] is not ... else ""
+        kind = count + ("numbers " if kind.startswith("in ") else "") + kind
         return f"a tuple of {kind}{' and not empty' if any(isinstance(each, MinLen) for each in metadata) else ''}"
     if get_origin(bare) in (Mapping, dict):
         return "a table" + ("" if options[1] is Any else f" of values {rule(options[1])}")

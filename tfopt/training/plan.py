@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfopt import data
 from tfopt.data import DataConfig, EpochCounter
+from tfopt.data.config import pipeline_settings
 from tfopt.errors import ConfigError, warn
 from tfopt.hardware import Hardware, detect
 from tfopt.report import Decision
@@ -130,7 +131,7 @@ class Plan(Shown):
         if config is None:
             return {}
         of_source = isinstance(examples, data.Examples)
-        found = config.pipeline_arguments() if of_source else {}
+        found = pipeline_settings(config) if of_source else {}
         if not config.augments or {"augment", "random_shift"} & given.keys():
             return found
         if of_source and augments_in_pipeline(config):

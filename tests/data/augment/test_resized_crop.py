@@ -92,9 +92,16 @@ def test_each_image_has_a_box_of_its_own():
     ("settings", "message"),
     [
         ({"crop_scale": (0.5, 0.1)}, r"crop_scale must be \(smallest, largest\)\. Received: crop_scale=\(0\.5, 0\.1\)"),
-        ({"crop_scale": (0, 1)}, r"crop_scale must be .*\. Received: crop_scale=\(0, 1\).*share of the area"),
+        (
+            {"crop_scale": (0, 1)},
+            r"crop_scale must be a tuple of two numbers in \(0, 1\] or None\. Received: crop_scale=\(0, 1\).*share",
+        ),
+        ({"crop_ratio": 1}, r"crop_ratio must be a tuple of two positive numbers\. Received: crop_ratio=1"),
         ({"crop_scale": (0.1, 1), "crop_ratio": (2, 1)}, r"crop_ratio must be \(smallest, largest\)"),
-        ({"crop_scale": (0.1, 1), "crop": 4}, r"crop must be 0 with crop_scale.* crop=4 and crop_scale=\(0\.1, 1"),
+        (
+            {"crop_scale": (0.1, 1), "crop": 4},
+            r"crop must be 0 with .* crop=4 and crop_scale=\(0\.1, 1.*Set crop to 0",
+        ),
     ],
 )
 def test_settings_without_meaning_are_refused(settings, message):

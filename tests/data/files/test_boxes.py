@@ -10,6 +10,7 @@ from tfopt.data import Augmentation, AugmentConfig, DataConfig, EpochCounter, co
 from tfopt.data.config import cuts_boxes
 from tfopt.data.images import decode_image
 from tfopt.data.pipeline import decide
+from tfopt.errors import TfoptWarning
 
 SIDE, SIZE, COUNT = 80, 20, 5
 # A sixteenth of 80x80 pixels is a box of 20x20, whose pixels are those of the file.
@@ -51,6 +52,21 @@ def read(examples, config=ONE_TO_ONE, **settings):
 def images_of(batches):
     images = np.concatenate([np.round(x.numpy() * 255).astype("uint8") for x, _ in batches])
     return images.transpose(0, 3, 1, 2)
+
+
+def test_the_arguments_of_a_configuration_hold_its_augmentation(folder, files, windows):
+    """With the examples; without them a warning says so."""
+    config = DataConfig(source="image_folder", arguments={"directory": str(folder)}, augment=ONE_TO_ONE)
+    for x, _ in pipeline(files, batch_size=4, **config.pipeline_arguments(files)):
+        boxes = np.round(x.numpy() * 255).astype("uint8").transpose(0, 3, 1, 2)
+        assert all(box.tobytes() in windows for box in boxes)
+    with pytest.warns(TfoptWarning, match=r"config.pipeline_arguments\(examples\)"):
+        assert "augment" not in config.pipeline_arguments()
+    with pytest.warns(TfoptWarning, match=r"config.pipeline_arguments\(examples\)"):
+        DataConfig(random_shift=2).pipeline_arguments()
+    on_device = DataConfig(augment=AugmentConfig(flip="both", where="device"))
+    with pytest.warns(TfoptWarning, match="Give tfopt.compile augment="):
+        assert "augment" not in on_device.pipeline_arguments(files)
 
 
 def test_a_box_is_cut_out_of_the_file_and_not_of_the_resized_image(files, windows):

@@ -379,7 +379,9 @@ def test_a_central_crop_keeps_the_aspect_ratio_also_in_a_conversion(tmp_path, sa
 
 
 def test_a_central_crop_that_is_no_share_or_would_leave_the_masks_behind_is_refused(folder, tmp_path):
-    with pytest.raises(ConfigError, match=r"central_crop must be .*Received: central_crop=1\.5.*0\.875 is usual"):
+    with pytest.raises(
+        ConfigError, match=r"central_crop must be in \(0, 1\] or None\. Received: .*=1\.5.*0\.875 is usual"
+    ):
         image_folder(directory=folder, central_crop=1.5)
     with pytest.raises(ConfigError, match=r"central_crop must be None with masks.*central_crop=0\.5"):
         image_folder(directory=folder, masks=folder, central_crop=0.5)

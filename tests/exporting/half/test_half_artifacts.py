@@ -1,6 +1,7 @@
 """Artifacts that compute in half precision: what is written, refused and measured."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import keras
@@ -15,6 +16,8 @@ from tfopt.exporting.half import choice
 from tfopt.exporting.half.rewrite import compute_in_half
 from tfopt.exporting.int8.selection import stay_float
 from tfopt.exporting.lowering import lower
+from tfopt.exporting.manifest import read_manifest
+from tfopt.exporting.verification.measured import remedy
 from tfopt.graph import fold_constants, freeze
 from tfopt.hardware import Gpu, Hardware, multiplies_bfloat16
 from tfopt.quantization import quantize
@@ -98,6 +101,27 @@ def test_settings_that_contradict_each_other_are_refused(images, tmp_path, monke
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     with pytest.raises(ConfigError, match="ends a process that multiplies bfloat16"):
         export(images, tmp_path / "avx2", ExportConfig(compute="bfloat16"))
+
+
+def test_an_artifact_with_rounded_weights_is_exported_again_with_a_warning(bfloat16, tmp_path):
+    assert bfloat16.computes == "bfloat16"
+    with pytest.warns(TfoptWarning, match="computes in bfloat16, so its weights are rounded to it already"):
+        again = export(bfloat16.path, tmp_path / "again")
+    assert again.computes == "float32"
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({"precision": "int8"}, "Calibrate on other data"),
+        ({"compute": "float16"}, "compute='bfloat16'"),
+        ({"compute": "bfloat16"}, "Export with compute='float32'"),
+        ({"precision": "int4_weight_only"}, "Store the weights in more bits"),
+    ],
+)
+def test_the_remedy_for_inexact_outputs_is_that_of_the_precision(settings, advice, bfloat16):
+    manifest = read_manifest(Path(bfloat16.path))
+    assert advice in remedy(replace(manifest, **{"precision": "float32", "compute": "float32", **settings}))
 
 
 def test_verify_refuses_to_run_what_would_end_the_process(bfloat16, monkeypatch):

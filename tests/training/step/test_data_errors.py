@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfopt.errors import ConfigError, TrainingError
 from tfopt.training import TrainingConfig, compile, plan
@@ -49,6 +50,14 @@ def test_labels_for_one_of_two_outputs_name_the_other():
 def test_shapes_that_do_not_fit_are_told(x, y, words):
     with pytest.raises(ConfigError, match=words):
         classifier().fit(x, y, verbose=0)
+
+
+def test_images_of_several_sizes_are_to_be_resized():
+    images = tf.data.Dataset.range(4).map(lambda number: (tf.zeros((8 + number % 2, 8, 1)), number))
+    model = keras.Sequential([keras.Input((None, None, 1)), keras.layers.GlobalMaxPooling2D(), keras.layers.Dense(1)])
+    compile(model, decided(), loss="mse")
+    with pytest.raises(ConfigError, match=r"one shape.*\[8,8,1\] and \[9,8,1\]\. Resize the images to one size before"):
+        model.fit(decided().pipeline(images), verbose=0)
 
 
 def test_shapes_of_a_later_call_are_told_as_well():

@@ -93,7 +93,7 @@ class AugmentConfig:
         if self.crop and self.crop_scale is not None:
             raise ConfigError(
                 "crop must be 0 with crop_scale: both cut a random part out of the image. Received: "
-                f"crop={self.crop} and crop_scale={self.crop_scale}. Leave out one of the two."
+                f"crop={self.crop} and crop_scale={self.crop_scale}. Set crop to 0, or leave crop_scale out."
             )
         if self.fill_value and self.fill_mode != "constant":
             raise ConfigError(

@@ -167,11 +167,24 @@ class MeasuredArtifact:
         if self.relative_error > LARGE_ERROR and not self._agrees():
             self.problems.append(
                 f"The outputs differ from the float model's by {self.relative_error:.0%} of their scale, on "
-                f"{self.manifest.check.examples}. Calibrate on other data, or keep nodes in float."
+                f"{self.manifest.check.examples}. {remedy(self.manifest)}"
             )
 
     def _agrees(self) -> bool:
         return self.scores is not None and self.scores.agreement.get(self.baseline, 0.0) >= AGREEMENT
+
+
+def remedy(manifest: Manifest) -> str:
+    """Returns what to do about outputs that are far from those of the source model."""
+    if manifest.precision == "int8":
+        return "Calibrate on other data, or keep nodes in float."
+    if manifest.compute == "float16":
+        return "Export with compute='bfloat16', which has the range of float32, or with compute='float32'."
+    if manifest.compute != "float32":
+        return "Export with compute='float32'."
+    if manifest.precision != "float32":
+        return "Store the weights in more bits, or exclude some."
+    return "Check that the model computes the same at each call."
 
 
 def missing_instructions(manifest: Manifest, signature: str) -> str | None:

@@ -51,10 +51,11 @@ one, or correct the label.
     if "Iterator::" not in text and (misfit := _of_values(text)) is not None:
         return misfit
     if (shapes := _DIFFERENT_SHAPES.search(text)) is not None:
+        images = shapes[1].count(",") == 2  # height, width, channels
+        remedy = "Resize the images to one size before" if images else "Pad them to one length before"
         return ConfigError(
             "The examples of a batch must have one shape. Received: examples of the shapes "
-            f"{shapes[1]} and {shapes[2]}. Pad them to one length before plan.pipeline, or give fit batches "
-            "that dataset.padded_batch made."
+            f"{shapes[1]} and {shapes[2]}. {remedy} plan.pipeline, or give fit batches that dataset.padded_batch made."
         )
     if (asserted := _ASSERTED.search(text)) is not None:
         words = " ".join(re.findall(r"\[([^\[\]]*)\]", asserted[1]))
