@@ -85,8 +85,20 @@ def test_the_file_computes_what_the_model_computes(make, tmp_path):
     onnx.checker.check_model(onnx.load(tmp_path / "a" / "model.onnx"), full_check=True)
 
 
-@pytest.mark.parametrize("tensorrt", [False, True])
-@pytest.mark.parametrize("make", MODELS)
+@pytest.mark.parametrize(
+    ("make", "tensorrt"),
+    [
+        (images, False),
+        (images, True),
+        (attention, False),
+        *(
+            pytest.param(make, trt, marks=pytest.mark.slow)
+            for make in (sequences, one_axis, upwards)
+            for trt in (False, True)
+        ),
+        pytest.param(attention, True, marks=pytest.mark.slow),
+    ],
+)
 def test_int8_nodes_have_pairs_on_all_inputs_and_compute_the_annotated_graph(make, tensorrt, tmp_path):
     keras.utils.set_random_seed(1)
     model, shape = make()
