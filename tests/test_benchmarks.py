@@ -39,6 +39,7 @@ def test_a_part_of_the_input_cases_keeps_the_others_of_the_same_machine(tmp_path
         input_pipeline.main(options)
 
 
+@pytest.mark.slow
 def test_bert_base_has_two_operations_per_weight_and_token_and_those_of_attention():
     model = gpu_training.bert()
     tokens, depth, width = 128, 12, 768

@@ -48,9 +48,10 @@ def frames():
 
 def test_a_network_called_for_each_step_is_found_with_what_one_call_saves(frames):
     found = taken("time_distributed", frames)
+    assert vars(frames.experiments)["_done"]["time_distributed"].saved > 0.1
     assert found.title == "TimeDistributed calls its layer once for each step: 1 layer"
     assert "frames: " in found.evidence
-    assert found.gain > 0.1
+    assert found.gain is not None
     assert found.advice.startswith("tfopt.compile, or tfopt accelerate")
     assert found.advice.endswith("such as Dense")
 
@@ -59,11 +60,13 @@ def test_the_loops_of_both_directions_are_found_and_unrolled_for_the_experiment_
     both = layers.Bidirectional(layers.SimpleRNN(4))
     model = keras.Sequential([keras.Input((STEPS, 3)), both, layers.Dense(1)])
     model.compile("sgd", "mse", jit_compile=False)
-    found = taken("recurrent_loops", watched(model))
+    measured = watched(model)
+    found = taken("recurrent_loops", measured)
+    assert vars(measured.experiments)["_done"]["recurrent_loops"].saved > 0.05
     assert found.title.endswith("2 layers")
     assert "forward" in found.evidence
     assert "backward" in found.evidence
-    assert found.gain > 0.05
+    assert found.gain is not None
     assert found.advice.startswith("in the script: unroll=True")
     assert (both.forward_layer.unroll, both.backward_layer.unroll) == (False, False)
 

@@ -230,6 +230,7 @@ def test_of_several_models_the_one_that_trains_longest_is_watched():
     assert (seen.model is models[1], seen.steps, seen.fits, seen.compilations) == (True, 20, 1, 0)
 
 
+@pytest.mark.slow
 def test_a_model_of_tfopt_is_measured_with_several_steps_in_a_call():
     plan = tfopt.plan(tfopt.TrainingConfig(steps_per_execution=4, global_batch_size=32))
     model = network()

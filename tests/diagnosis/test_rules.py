@@ -113,6 +113,7 @@ def test_a_graph_with_small_kernels_is_advised_xla_once(measured):
     assert len(advised) <= 1
 
 
+@pytest.mark.slow
 def test_a_shuffle_is_timed_with_a_smaller_buffer():
     def slow(number):
         return tf.cast(number, tf.float32) + 0 * tf.reduce_sum(tf.random.normal((200, 200)))
@@ -135,6 +136,7 @@ def watched(batches, steps):
     return Measured(doctor.observation, detect())
 
 
+@pytest.mark.slow
 def test_short_epochs_are_named_with_one_iterator_for_all():
     few = watched(batches=4, steps=10)
     assert 20 < few.observation.steps <= 30  # the starts of six epochs, or three times the steps
@@ -223,6 +225,7 @@ def test_a_cache_behind_a_shuffle_is_advised_with_a_shuffle_behind_it(measured, 
     assert sorted(first) == sorted(second)
 
 
+@pytest.mark.slow
 def test_what_differs_between_epochs_is_not_cached_further_on(measured):
     def noisy(x, y):
         return x + tf.random.normal((8,)), y

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from tfopt.compat import recurrent
 from tfopt.compat.recurrent import short_loops
 from tfopt.graph import freeze
 
@@ -164,3 +165,15 @@ def test_keras_has_its_loop_back_after_the_scope():
     with pytest.raises(ZeroDivisionError), short_loops(), short_loops():
         raise ZeroDivisionError
     assert vars(layers.RNN)["inner_loop"] is before
+
+
+def test_a_convolutional_lstm_of_large_images_stays_with_keras_which_holds_one_step_at_a_time(monkeypatch):
+    layer = layers.ConvLSTM2D(4, 3)
+    layer.build((2, 5, 7, 6, 3))
+    together = 5 * 2 * 4 * 4 * 5 * 4 * 4  # steps, examples, gates, filters, rows, columns, bytes
+    for limit, is_short in ((together, True), (together - 1, False)):
+        monkeypatch.setattr(recurrent, "BYTES_TOGETHER", limit)
+        with short_loops():
+            call = tf.function(layer, autograph=False).get_concrete_function(tf.TensorSpec((2, 5, 7, 6, 3)))
+        convolutions = [operation.type for operation in call.graph.get_operations()].count("Conv2D")
+        assert (convolutions == 1) == is_short

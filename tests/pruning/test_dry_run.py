@@ -57,6 +57,7 @@ def test_zeros_buy_bytes_and_no_speed():
         tfopt.prune(model, PruningConfig(pattern="2:4", target_sparsity=0.5), dry_run=True)
 
 
+@pytest.mark.slow
 def test_channels_buy_both():
     model = dense()
     config = StructuredPruningConfig(ratio=0.5)
@@ -73,6 +74,7 @@ def test_channels_buy_both():
     assert done.report.metrics == {name: figures[name] for name in done.report.metrics}
 
 
+@pytest.mark.slow
 def test_equal_models_are_about_even_however_noisy_the_machine():
     function = timed_function(dense(), 1)
     assert compare_latency(function, function).speed.startswith("about even")

@@ -294,6 +294,7 @@ def test_the_same_seed_gives_the_same_run_and_another_another():
     assert weights(4)[0] != phases
 
 
+@pytest.mark.slow
 def test_an_optimizer_object_serves_every_phase():
     given = keras.optimizers.SGD(0.05, momentum=0.9)
     training = dataclasses.replace(TINY.training, optimizer=given)
@@ -313,6 +314,7 @@ def test_the_learning_rate_goes_where_it_should():
     assert float(optimizer.learning_rate) == pytest.approx(0.0, abs=1e-6)  # by a cosine
 
 
+@pytest.mark.slow
 def test_pruning_may_have_its_own_learning_rate():
     pruning = dataclasses.replace(TINY.pruning, learning_rate=0.002)  # below, it has that of the training
     training = dataclasses.replace(TINY.training, decay="constant", epochs=1)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -29,6 +30,8 @@ from tfopt.compat.checks import check_reads, private
 from tfopt.compat.replace import replaced
 
 STEPS_PER_TURN = 4
+# Of a ConvLSTM, whose inputs of all steps are as large as its images; of larger ones Keras computes step by step.
+BYTES_TOGETHER = 64 * 2**20
 ARGUMENTS = ("sequences", "initial_state", "mask", "training")
 Step = Callable[..., tuple[Any, ...]]  # (inputs times kernel, *states) -> the next states, of which the first is output
 
@@ -95,6 +98,8 @@ def _is_known(layer: Any, sequences: Any, states: Sequence[Any], mask: Any, trai
         return False
     if getattr(cell, "data_format", "channels_last") != "channels_last":
         return False
+    if hasattr(cell, "rank") and _together(sequences, states[0]) > BYTES_TOGETHER:
+        return False
     if layer.unroll and mask is not None:  # backwards, Keras blanks other outputs without a loop than with one
         return False
     rank = 3 + getattr(cell, "rank", 0)
@@ -104,6 +109,12 @@ def _is_known(layer: Any, sequences: Any, states: Sequence[Any], mask: Any, trai
     # Sizes that only some of them have would change from turn to turn.
     sizes = (*sequences.shape[2:], *(size for state in states for size in state.shape[1:]))
     return None not in sizes and all(state.shape[0] == sequences.shape[0] for state in states)
+
+
+def _together(sequences: Any, state: Any) -> int:
+    """Returns the bytes of the inputs of all gates in all steps. Of open sizes, 8 examples and 32 steps count."""
+    batch, steps = (sequences.shape[0] or 8), (sequences.shape[1] or 32)
+    return batch * steps * 4 * math.prod(size or 1 for size in state.shape[1:]) * sequences.dtype.size
 
 
 def _time_first(sequences: Any, backwards: bool) -> Any:

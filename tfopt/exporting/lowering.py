@@ -138,7 +138,12 @@ def _with_int8(model: QuantizedModel, config: ExportConfig, sample: Mapping[str,
     in_int8 = bool(model.report.changed)
     if lowered is None:
         lowered = lower_to_int8(model.graph) if in_int8 else model.in_float()
-    served, compute, half = in_compute_type(lowered, config, sample, beside_int8=in_int8)
+    excluded = [node.name for node in lowered.graph_def.node if matches(node.name, config.quantization.exclude)]
+    keep = {*kept_float, *excluded}
+    stored_in_int8 = config.float_weights == "int8"
+    served, compute, half = in_compute_type(
+        lowered, config, sample, beside_int8=in_int8, keep=keep, stored_in_int8=stored_in_int8
+    )
     graphs, report, precision = {DEFAULT_SIGNATURE: served}, model.report, "int8" if in_int8 else "float32"
     if half is not None:
         report = _with_half(report, half)
@@ -153,7 +158,8 @@ def _with_int8(model: QuantizedModel, config: ExportConfig, sample: Mapping[str,
     # XLA has none of the int8 kernels. A graph without them is its own fallback, and shares all its weights.
     for name, wanted in ((FLOAT_SIGNATURE, config.float_fallback), (XLA_SIGNATURE, config.xla_signature)):
         if wanted:
-            graphs[name] = decode_int8(model.graph, lowered) if in_int8 else graphs[DEFAULT_SIGNATURE]
+            own = graphs[DEFAULT_SIGNATURE] if compute == "float32" else lowered
+            graphs[name] = decode_int8(model.graph, lowered) if in_int8 else own
         if wanted and in_int8 and config.float_weights == "int8":
             graphs[name] = _encode_rest(graphs[name], config.weight_only, kept_float)[0]
     return Lowered(
@@ -214,11 +220,16 @@ def _encode_rest(
 
 
 def _without_int8(source: FrozenGraph, config: ExportConfig, sample: Mapping[str, Any] | None) -> Lowered:
+    if config.format != "saved_model" and has_ranges(source):
+        raise ConfigError(
+            f"precision must be 'int8' for a model that was trained with fake quantization, with "
+            f"format={config.format!r}. Received: precision={config.precision!r}. Export it in int8."
+        )
     graph = fold_constants(source)
     if graph.graph_def.ByteSize() > 1.1 * source.graph_def.ByteSize():
         graph = source  # its weights are stored in few bits, for example by Keras in int4, and folding decoded them
     graph, compute, report = in_compute_type(graph, config, sample)
-    if config.precision != "float32" and config.format == "saved_model":
+    if config.precision != "float32":
         graph, stored = encode_weights(graph, config.precision, config.weight_only)
         if compute == "float32":
             stored.warn_if_unchanged()

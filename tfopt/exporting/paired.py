@@ -60,5 +60,11 @@ def rounded_weights(editor: GraphEditor, node: Any) -> np.ndarray:
 def may_saturate(graph: AnnotatedGraph) -> bool:
     """Whether int8 products of a processor without VNNI or AMX may exceed 16 bits, as tfopt's grids explain."""
     editor = GraphEditor(graph.graph_def)
-    weights = (int8_weights(editor, editor.nodes[fusion.op].input[1])[0] for fusion in graph.fusions)
+    summed = [fusion.op for fusion in graph.fusions if not _is_by_channel(editor, editor.nodes[fusion.op])]
+    weights = (int8_weights(editor, editor.nodes[name].input[1])[0] for name in summed)
     return any(int(np.abs(each.astype(np.int16)).max(initial=0)) > steps_above_zero(REDUCED_BITS) for each in weights)
+
+
+def _is_by_channel(editor: GraphEditor, node: Any) -> bool:
+    """Whether a kernel adds no pairs of products, because each channel has a sum of its own."""
+    return bool(node.op == "DepthwiseConv2dNative" and int8_weights(editor, node.input[1])[0].shape[2] > 1)

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfopt.atomic.checked_json import with_checksum
 from tfopt.atomic.directories import MARK, check_target, staged_directory
-from tfopt.errors import ConfigError, UnsupportedModelError, warn
+from tfopt.errors import ConfigError, TfoptError, UnsupportedModelError, warn
 from tfopt.exporting.config import DEFAULT_SIGNATURE, ExportConfig, WeightsIn
 from tfopt.exporting.lowering import Lowered, lower
 from tfopt.exporting.manifest import (
@@ -28,6 +28,7 @@ from tfopt.exporting.manifest import (
     read_manifest,
     requirements,
 )
+from tfopt.exporting.packages import check_packages
 from tfopt.exporting.parity import make_check
 from tfopt.exporting.signatures import make_signatures
 from tfopt.exporting.verification.threads import measure_threads
@@ -131,6 +132,7 @@ def export(
             f"{read_manifest(Path(baseline)).precision}. Export the model in float32 and name that artifact."
         )
     check_target(final)  # before the work, which can take long
+    check_packages(config.format)
     lowered, check = _lower_and_record(model, config, calibration_data, evaluation_data)
     graph = lowered.graphs[DEFAULT_SIGNATURE]
     with staged_directory(final, max(each.graph_def.ByteSize() for each in lowered.graphs.values())) as temporary:
@@ -168,6 +170,7 @@ def export(
 
 def check_export(model: Any, config: ExportConfig, calibration_data: Any) -> None:
     """Raises the errors that `tfopt.export` would raise about the model and its data, without writing anything."""
+    check_packages(config.format)
     _lower_and_record(model, config, calibration_data, None)
 
 
@@ -188,9 +191,12 @@ def _lower_and_record(
 def _serving_times(
     directory: Path, signature: SignatureRecord, check: CheckRecord, config: ExportConfig
 ) -> ServingTimes | None:
-    found, reason = measure_threads(
-        directory, signature, check, config.threads, config.batch_sizes, seconds=SECONDS, trusted=config.trusted
-    )
+    try:
+        found, reason = measure_threads(
+            directory, signature, check, config.threads, config.batch_sizes, seconds=SECONDS, trusted=config.trusted
+        )
+    except TfoptError as error:  # the artifact itself is whole
+        found, reason = None, str(error)
     if found is None:
         warn(f"threads: the artifact is written without times by threads: {reason}.")
     return found

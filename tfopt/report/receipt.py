@@ -120,7 +120,7 @@ class Receipt(Record, Shown):
         int8 = sum(count for name, count in self.kernels.items() if name in INT8_KERNELS)
         others = sum(count for name, count in self.kernels.items() if name not in CONVERSIONS) - int8
         if self.precision == "int8" and (int8 or not self.kernels):
-            rest = "" if self.compute == "float32" else f", {self.compute} in the others"
+            rest = "" if self.compute == "float32" else f", and {self.compute}"
             return f"int8 in {int8} of {int8 + others} products{rest}" if others else "int8"
         return self.compute if stored in ("float32", self.compute) else f"{self.compute}, weights in {stored}"
 
@@ -143,6 +143,10 @@ class Receipt(Record, Shown):
             return self.show("load_ms")
         times = f"load {self.load_ms:,.0f} ms, first call {self.show('first_call_ms', '{:,.0f} ms')}"
         return f"{times}, peak memory {self.show('memory_peak_bytes', '{:,} bytes')}"
+
+    @property
+    def _in_tensorflow(self) -> bool:
+        return not self.runtime or self.runtime.startswith("TensorFlow")
 
     @property
     def _serving_rows(self) -> dict[str, str]:
@@ -201,7 +205,7 @@ class Receipt(Record, Shown):
         }
 
     def _sheet(self) -> Sheet:
-        rows = [("advice", advice) for advice in self.serving.advice] if self.serving else []
+        rows = [("advice", advice) for advice in self.serving.advice] if self.serving and self._in_tensorflow else []
         rows += [("note", note) for note in self.notes] + [(PROBLEM, problem) for problem in self.problems]
         return Sheet(title=self.artifact, tables=[pairs(self.rows()), Table(rows=rows)])
 

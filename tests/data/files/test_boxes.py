@@ -95,6 +95,7 @@ def test_the_seed_and_the_epoch_decide_the_boxes(files):
     np.testing.assert_array_equal(read(files, epoch=again), epochs[1])
 
 
+@pytest.mark.slow
 def test_records_of_files_have_boxes_too_and_the_other_changes_follow(files, windows, tmp_path):
     convert(files, tmp_path / "records")
     flipped = read(tfrecord(directory=tmp_path / "records"), replace(ONE_TO_ONE, flip="horizontal"))

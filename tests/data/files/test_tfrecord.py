@@ -258,6 +258,7 @@ def test_images_may_be_stored_as_pixels(tmp_path):
             convert(arrays, tmp_path / "other", images="pixels")
 
 
+@pytest.mark.slow
 def test_images_may_be_stored_as_small_jpegs(tmp_path):
     source = photo_folder(tmp_path / "photos")
     convert(source, tmp_path / "records", images="jpeg")

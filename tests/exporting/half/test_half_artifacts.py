@@ -20,7 +20,7 @@ from tfopt.exporting.manifest import read_manifest
 from tfopt.exporting.verification.measured import remedy
 from tfopt.graph import fold_constants, freeze
 from tfopt.hardware import Gpu, Hardware, multiplies_bfloat16
-from tfopt.quantization import quantize
+from tfopt.quantization import QuantizationConfig, quantize
 
 X = np.random.default_rng(0).random((8, 12, 12, 3), np.float32)
 
@@ -189,14 +189,18 @@ def test_swish_between_products_needs_no_conversion():
     np.testing.assert_allclose(found, exact, atol=2**-5 * np.abs(exact).max())
 
 
-@pytest.fixture(scope="module")
-def attention():
+TOKENS = np.random.default_rng(1).normal(size=(32, 16, 32)).astype("float32")
+
+
+def attention_model():
     inputs = keras.Input((16, 32), name="tokens")
     x = layers.MultiHeadAttention(2, 16)(inputs, inputs)
-    return quantize(
-        keras.Model(inputs, layers.Dense(8, name="scores")(x)),
-        calibration_data=np.random.default_rng(1).normal(size=(32, 16, 32)).astype("float32"),
-    )
+    return keras.Model(inputs, layers.Dense(8, name="scores")(x))
+
+
+@pytest.fixture(scope="module")
+def attention():
+    return quantize(attention_model(), calibration_data=TOKENS)
 
 
 def test_what_int8_leaves_in_float32_computes_in_bfloat16(attention, tmp_path):
@@ -207,7 +211,7 @@ def test_what_int8_leaves_in_float32_computes_in_bfloat16(attention, tmp_path):
     assert [step.kind for step in products] == ["BatchMatMulV2, not in int8"] * 2
     receipt = verify(artifact.path, seconds=0)
     assert receipt.ok, receipt.problems
-    assert receipt.computes == "int8 in 5 of 7 products, bfloat16 in the others"
+    assert receipt.computes == "int8 in 5 of 7 products, and bfloat16"
     assert artifact.report.metrics["conversions"] == 3  # softmax and the result: kernels write queries, keys, values
     manifest = json.loads(Path(artifact.path, "manifest.json").read_text())
     assert (manifest["compute"], manifest["precision"]) == ("bfloat16", "int8")
@@ -292,3 +296,25 @@ def test_inputs_that_are_too_small_for_float16_are_told(tmp_path):
     )
     with pytest.warns(TfoptWarning, match=r"changes the outputs by \d+\.\d% of their scale.*Use compute='bfloat16'"):
         export(model, tmp_path / "a", ExportConfig(compute="float16"), calibration_data=x)
+
+
+def test_products_that_the_quantization_leaves_in_float_stay_in_float32(attention):
+    excluded = QuantizationConfig(exclude=("*scores*",))
+    model = quantize(attention_model(), excluded, calibration_data=TOKENS)
+    lowered = lower(model, ExportConfig(int8_nodes="all", compute="bfloat16"), None, None)
+    (head,) = [step for step in lowered.report.steps if "scores" in step.name]
+    assert head.detail == "float32: the quantization leaves it in float"
+    products = [node for node in lowered.graphs["serving_default"].graph_def.node if node.op == "MatMul"]
+    assert [tf.as_dtype(node.attr["T"].type) for node in products] == [tf.float32]
+
+
+def test_the_float_signature_is_float32_where_all_products_compute_in_bfloat16(attention, monkeypatch):
+    monkeypatch.setattr(
+        lowering, "select_int8", lambda model, feeds, stored: (stay_float(model, model, {1: 1.5}), None)
+    )
+    with pytest.warns(TfoptWarning):
+        lowered = lower(attention, ExportConfig(compute="bfloat16", float_fallback=True, precision="int8"), None, None)
+    half = tf.bfloat16.as_datatype_enum
+    of = {name: {each.attr["T"].type for each in graph.graph_def.node} for name, graph in lowered.graphs.items()}
+    assert half in of["serving_default"]
+    assert half not in of["serving_float"]

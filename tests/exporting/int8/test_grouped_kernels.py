@@ -1,11 +1,16 @@
 """The int8 kernel of grouped convolutions: one range for the weights of all channels, and exact integer arithmetic."""
 
+import json
+
 import keras
 import numpy as np
 import pytest
 from keras import layers
 
+from tfopt.atomic.checked_json import with_checksum
 from tfopt.exporting.int8.kernels import lower_to_int8
+from tfopt.exporting.int8.selection import UNKNOWN, select_int8
+from tfopt.exporting.int8.time_table import feeds_of
 from tfopt.exporting.int8.weights import decode_int8
 from tfopt.graph import GraphEditor
 from tfopt.quantization import QuantizationConfig, quantize
@@ -95,3 +100,21 @@ def test_adaptive_rounding_leaves_a_grouped_convolution_to_the_nearest():
     assert len(report.changed) == 2
     (rounded,) = (step.name for step in report.steps if step.kind == "adaptive_rounding")
     assert "last" in rounded
+
+
+def test_a_time_table_of_an_earlier_version_leaves_them_in_float(tmp_path):
+    inputs = keras.Input((9, 9, 16))
+    x = layers.Conv2D(16, 3, groups=4, name="grouped")(layers.Conv2D(16, 3, name="dense")(inputs))
+    model = quantize(keras.Model(inputs, x), calibration_data=X)
+    feeds, times = feeds_of(model.float_graph, None, (1,)), tmp_path / "times.json"
+    select_int8(model, feeds, times)
+    table = json.loads(times.read_text())
+    (grouped,) = (name for name in table["fusions"] if "grouped" in name)
+    del table["fusions"][grouped]
+    for each in table["fusions"].values():
+        each["float_ms"], each["int8_ms"] = [100.0], [0.0]
+    table["whole"] = {}
+    times.write_text(json.dumps(with_checksum(table)))
+    chosen, _ = select_int8(model, feeds, times)
+    assert [(skip.name, skip.reason) for skip in chosen.report.skipped] == [(grouped, UNKNOWN)]
+    assert len(chosen.report.changed) == 1

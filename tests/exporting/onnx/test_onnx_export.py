@@ -181,3 +181,59 @@ def test_a_look_up_table_is_refused(tmp_path):
 def test_settings_that_only_a_saved_model_has_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         ExportConfig(format="onnx", **settings)
+
+
+def test_weights_that_a_branch_reads_are_kept(tmp_path):
+    inputs = keras.Input((4,))
+    one, other = layers.Dense(3, name="one"), layers.Dense(3, name="other")
+    one.build((None, 4))
+    other.build((None, 4))
+    x = layers.Dense(4, name="before")(inputs)
+
+    class Choice(layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.one, self.other = one, other
+
+        def call(self, x):
+            return ops.cond(ops.sum(x) > 0, lambda: self.one(x), lambda: self.other(x))
+
+    model = keras.Model(inputs, Choice()(x))
+    data = examples((4,))
+    for precision in ("float32", "int8"):
+        export(model, tmp_path / "a", ExportConfig(format="onnx", precision=precision), calibration_data=data)
+        for sign in (1, -1):
+            (found,) = run(tmp_path / "a", {model.inputs[0].name: sign * np.abs(data)}).values()
+            np.testing.assert_allclose(found, model(sign * np.abs(data)), atol=0.1)
+
+
+def test_layers_of_zeros_of_two_shapes_are_told_apart(tmp_path):
+    first, second = (layers.Dense(units, kernel_initializer="zeros", bias_initializer="ones") for units in (6, 4))
+    model = keras.Sequential([keras.Input((4,)), first, second])
+    config = ExportConfig(format="onnx", precision="int8")
+    export(model, tmp_path / "a", config, calibration_data=examples((4,)))
+    (found,) = run(tmp_path / "a", {model.inputs[0].name: examples((4,))}).values()
+    np.testing.assert_array_equal(found, np.ones((32, 4)))
+
+
+def test_an_output_with_the_name_of_an_input_is_refused(tmp_path):
+    inputs = keras.Input((4,), name="image")
+    model = keras.Model({"image": inputs}, {"image": layers.Dense(4)(inputs)})
+    with pytest.raises(UnsupportedModelError, match=r"another name than each input. Received: \['image'\]"):
+        export(model, tmp_path / "a", ExportConfig(format="onnx"))
+
+
+def test_a_missing_package_is_told_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.setattr("tfopt.exporting.packages.find_spec", lambda name: None if name == "tf2onnx" else name)
+    with pytest.raises(ConfigError, match=r"without tf2onnx. Install them: pip install 'tfopt\[onnx\]'"):
+        export("nowhere.keras", tmp_path / "a", ExportConfig(format="onnx"))
+
+
+def test_a_model_with_trained_ranges_is_int8_alone(tmp_path):
+    model, shape = one_axis()
+    trained = quantize(model, QuantizationConfig(training=True), calibration_data=examples(shape))
+    with pytest.raises(ConfigError, match="precision must be 'int8' for a model that was trained with fake"):
+        export(trained, tmp_path / "a", ExportConfig(format="onnx"))
+    export(trained, tmp_path / "a", ExportConfig(format="onnx", precision="int8"))
+    (found,) = run(tmp_path / "a", {trained.inputs[0].name: examples(shape)}).values()
+    np.testing.assert_allclose(found, trained.predict(examples(shape), verbose=0), atol=0.05)

@@ -13,6 +13,7 @@ from tfopt.cli import main
 from tfopt.errors import ArtifactError
 from tfopt.exporting import ExportConfig, export, verify
 from tfopt.exporting.manifest import FileRecord, read_manifest
+from tfopt.hardware import detect
 
 X = np.random.default_rng(0).normal(size=(32, 12, 12, 3)).astype("float32")
 LABELS = np.random.default_rng(1).integers(0, 5, 32)
@@ -60,7 +61,8 @@ def test_a_float_file_computes_the_model_to_rounding(artifacts):
 
 def test_threads_are_those_that_are_asked_for(artifacts):
     receipt = verify(artifacts / "float32", seconds=0, threads=(1, 2))
-    assert receipt.serving is None or receipt.serving.calls[0].threads == (1, 2)
+    if detect().logical_cores > 1:
+        assert receipt.serving.calls[0].threads == (1, 2)
 
 
 def test_a_file_that_has_changed_is_refused(artifacts, tmp_path):
@@ -97,7 +99,8 @@ def _accept(directory):
 def test_the_commands_write_and_measure_it(artifacts, tmp_path, capsys):
     out = str(tmp_path / "out")
     assert main(["export", str(artifacts / "model.keras"), out, "--format", "onnx", "--precision", "float16"]) == 0
+    capsys.readouterr()
     assert main(["verify", out, "--json"]) == 0
-    receipt = json.loads(capsys.readouterr().out.split("\n", 1)[1])
+    receipt = json.loads(capsys.readouterr().out)
     assert receipt["runtime"].startswith("ONNX Runtime")
     assert receipt["precision"] == "float16"

@@ -100,6 +100,7 @@ def test_without_augmentation_the_images_are_others():
     np.testing.assert_array_equal(labels, Y[:BATCH])
 
 
+@pytest.mark.slow
 def test_each_replica_has_random_numbers_of_its_own(two_replicas):
     model = build(AUGMENT, strategy=two_replicas)
     model.fit(data(), epochs=1, verbose=0)

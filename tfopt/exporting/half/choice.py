@@ -6,7 +6,7 @@ overflow, which bfloat16 with the range of float32 hardly can.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -36,11 +36,14 @@ def in_compute_type(
     sample: Mapping[str, np.ndarray] | None,
     *,
     beside_int8: bool = False,
+    keep: Collection[str] = (),
+    stored_in_int8: bool = False,
 ) -> tuple[FrozenGraph, str, PassReport | None]:
     """Returns a graph with its float32 products in the type that the config asks for, the type, and the report.
 
     The sample gives the inputs with which "auto" times the graph. A graph with products in int8 computes on the
-    processor, even where there is a GPU. The report is None where float32 was asked for.
+    processor, even where there is a GPU. The products `keep` stay in float32. The report is None where float32 was
+    asked for.
 
     Raises:
         ConfigError: bfloat16 was asked for, and TensorFlow could not compute it in this process.
@@ -48,16 +51,20 @@ def in_compute_type(
     if config.compute == "float32":
         return graph, "float32", None
     if config.compute == "auto":
-        return _fastest(graph, config, sample, beside_int8)
+        if stored_in_int8:
+            return graph, "float32", _stays("the weights of what is not in int8 are stored in int8", graph)
+        return _fastest(graph, config, sample, beside_int8, keep)
     if config.compute == "bfloat16" and not computes_bfloat16():
         raise ConfigError(
             f"compute must be a type that this process can compute in, to check the outputs. Received: "
             f"compute='bfloat16' where {ENDS_THE_PROCESS}. Unset the variable, or leave compute out."
         )
-    converted, report = compute_in_half(graph, config.compute)
+    converted, report = compute_in_half(graph, config.compute, keep)
     if not report.changed:
         if not beside_int8:
             report.warn_if_unchanged("the model has no product outside of loops" if not report.skipped else "")
+        none = _stays(f"no product can compute in {config.compute}", graph)
+        report = replace(report, steps=[*report.steps, *none.steps])
         return graph, "float32", report
     drawback = _drawback(config.compute, _machine(beside_int8))
     if drawback:
@@ -82,16 +89,14 @@ def _drawback(compute: str, hardware: Hardware) -> str:
 
 
 def _fastest(
-    graph: FrozenGraph, config: ExportConfig, sample: Mapping[str, Any] | None, beside_int8: bool
+    graph: FrozenGraph, config: ExportConfig, sample: Mapping[str, Any] | None, beside_int8: bool, keep: Collection[str]
 ) -> tuple[FrozenGraph, str, PassReport]:
     reason, converted = _drawback("bfloat16", _machine(beside_int8)), graph
     report = PassReport(name="compute in float32")
     if config.precision not in ("float32", "bfloat16", "int8"):
         reason = f"the weights are stored for precision={config.precision!r}"
-    if config.float_weights == "int8":
-        reason = "the weights of what is not in int8 are stored in int8"
     if not reason:
-        converted, report = compute_in_half(graph, "bfloat16")
+        converted, report = compute_in_half(graph, "bfloat16", keep)
         reason = "" if report.changed else "no product can compute in bfloat16"
     chosen, ratios = "float32", {}
     if not reason:
@@ -101,10 +106,15 @@ def _fastest(
         reason = f"bfloat16{rest} takes {found} of float32's time on this machine"
         if pays_off(list(ratios.values())):
             chosen = "bfloat16"
-    step = Change(name=graph.name, kind=CHOICE, detail=f"{chosen}: {reason}")
     if chosen == "float32":
-        return graph, chosen, PassReport(name="compute in float32", steps=[step])
+        return graph, chosen, _stays(reason, graph)
+    step = Change(name=graph.name, kind=CHOICE, detail=f"{chosen}: {reason}")
     return converted, chosen, replace(report, steps=[step])
+
+
+def _stays(reason: str, graph: FrozenGraph) -> PassReport:
+    step = Change(name=graph.name, kind=CHOICE, detail=f"float32: {reason}")
+    return PassReport(name="compute in float32", steps=[step])
 
 
 def _time_ratios(

@@ -7,7 +7,7 @@ bfloat16 instead, which takes no Cast.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -19,11 +19,11 @@ from tfopt.graph.edit import FLOAT32, attribute, dtype_attr, producer, types
 from tfopt.report import Change, PassReport, Skip
 
 
-def compute_in_half(graph: FrozenGraph, compute: str) -> tuple[FrozenGraph, PassReport]:
+def compute_in_half(graph: FrozenGraph, compute: str, keep: Collection[str] = ()) -> tuple[FrozenGraph, PassReport]:
     """Returns the graph with its products and what lies between them in a half type, and the report.
 
     The type is "bfloat16" or "float16". The report names the products that changed, and those that stay in float32.
-    Nodes keep their names.
+    Nodes keep their names. The products `keep` stay in float32 too.
 
     Example:
         >>> import keras
@@ -34,7 +34,7 @@ def compute_in_half(graph: FrozenGraph, compute: str) -> tuple[FrozenGraph, Pass
     """
     dtype = tf.as_dtype(compute)
     editor = GraphEditor(graph.graph_def)
-    sides = choose_sides(graph, editor, dtype)
+    sides = choose_sides(graph, editor, dtype, keep)
     conversions = _Conversions(editor, sides.half, dtype, graph.output_nodes)
     for name in list(editor.nodes):
         conversions.of_inputs(name)

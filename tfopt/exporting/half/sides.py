@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -64,9 +64,9 @@ class Sides:
     skipped: tuple[Skip, ...]
 
 
-def choose_sides(graph: FrozenGraph, editor: GraphEditor, dtype: tf.DType) -> Sides:
-    """Returns the sides of the nodes of a frozen graph for a half type."""
-    free, products, skipped, rounded = _kinds(editor, dtype, graph.output_nodes)
+def choose_sides(graph: FrozenGraph, editor: GraphEditor, dtype: tf.DType, keep: Collection[str] = ()) -> Sides:
+    """Returns the sides of the nodes of a frozen graph for a half type. The products `keep` stay in float32."""
+    free, products, skipped, rounded = _kinds(editor, dtype, graph.output_nodes, keep)
     if not products:
         return Sides(half=frozenset(), skipped=tuple(skipped))
     network = FlowNetwork()
@@ -115,7 +115,7 @@ def type_attribute(node: Any) -> str:
 
 
 def _kinds(
-    editor: GraphEditor, dtype: tf.DType, outputs: frozenset[str]
+    editor: GraphEditor, dtype: tf.DType, outputs: frozenset[str], keep: Collection[str]
 ) -> tuple[list[str], list[str], list[Skip], set[str]]:
     """Returns the nodes that are free, the products in half precision, those that stay in float32, and all that come
     from products."""
@@ -133,7 +133,9 @@ def _kinds(
         read = [tensor for tensor in inputs if editor.constant(tensor) is None]
         reason = next((found for tensor in inputs if (found := _obstacle(editor.constant(tensor), dtype))), "")
         if node.op in PRODUCTS:
-            rounded.add(name)
+            reason = "the quantization leaves it in float" if name in keep else reason
+            if not reason or name not in keep:
+                rounded.add(name)
             if reason:
                 skipped.append(Skip(name=name, kind=node.op, reason=reason))
             else:

@@ -17,7 +17,7 @@ import numpy as np
 import onnx
 import tensorflow as tf
 
-from tfopt.errors import ConfigError, UnsupportedModelError
+from tfopt.errors import UnsupportedModelError
 from tfopt.exporting.paired import rounded_weights
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.edit import dtype_attr
@@ -25,7 +25,8 @@ from tfopt.quantization.annotation.fusion import FAKE_QUANT, FAKE_QUANT_WEIGHTS
 
 OPSET = 18  # the newest that tf2onnx writes
 PRODUCER = "tfopt"
-INSTALL = "pip install 'tfopt[onnx]'"
+# What tf2onnx raises where it cannot convert a node.
+FAILURES = (ValueError, TypeError, LookupError, RuntimeError, AttributeError, AssertionError)
 
 
 def convert(graph: FrozenGraph, *, signed: bool = False) -> onnx.ModelProto:
@@ -36,19 +37,19 @@ def convert(graph: FrozenGraph, *, signed: bool = False) -> onnx.ModelProto:
     float.
 
     Raises:
-        ConfigError: tf2onnx is not installed.
         UnsupportedModelError: The graph has look-up tables, or an op that ONNX does not have. The message names it.
     """
-    try:
-        from tf2onnx import optimizer, tfonnx
-    except ImportError as error:
-        raise ConfigError(
-            f"format='onnx' needs the packages tf2onnx and onnx. Received: {error}. Install them: {INSTALL}."
-        ) from error
+    from tf2onnx import optimizer, tfonnx  # its import takes long
+
     if graph.tables:
         raise UnsupportedModelError(
             f"A model in ONNX must have no look-up table. Received: {graph.name!r} with {len(graph.tables)} of them. "
             "Export the part that takes numbers, or write format='saved_model'."
+        )
+    if both := graph.inputs.keys() & graph.outputs.keys():
+        raise UnsupportedModelError(
+            f"An output of a model in ONNX must have another name than each input. Received: {sorted(both)} in "
+            f"{graph.name!r}. Rename it, as in keras.Model(inputs, {{'result': output}})."
         )
     prepared, outputs = _prepared(graph)
     inputs = [f"{spec.name}:0" for spec in graph.inputs.values()]
@@ -69,9 +70,9 @@ def convert(graph: FrozenGraph, *, signed: bool = False) -> onnx.ModelProto:
                 tensors_to_rename=named,
             )
             model = optimizer.optimize_graph(converted, catch_errors=False).make_model(graph.name)
-        except (ValueError, RuntimeError, KeyError, NotImplementedError, AttributeError, AssertionError) as error:
+        except (*FAILURES, onnx.checker.ValidationError) as error:
             raise _not_convertible(graph, " ".join([*complaints, str(error)])) from error
-    for node in _nodes(model.graph):
+    for node in all_nodes(model.graph):
         if not onnx.defs.has(node.op_type, OPSET, node.domain):
             raise _not_convertible(graph, f"{node.name!r} is a {node.op_type}, which ONNX does not have")
     model.producer_name = PRODUCER
@@ -86,12 +87,12 @@ def _not_convertible(graph: FrozenGraph, reason: str) -> UnsupportedModelError:
     )
 
 
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+def all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
     for node in graph.node:
         yield node
         for value in node.attribute:
             for body in [value.g] if value.HasField("g") else value.graphs:
-                yield from _nodes(body)
+                yield from all_nodes(body)
 
 
 def _prepared(graph: FrozenGraph) -> tuple[Any, list[str]]:

@@ -12,36 +12,40 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from tfopt.errors import UnsupportedModelError
+from tfopt.exporting.onnx.convert import all_nodes
 from tfopt.exporting.paired import rounded_weights
 from tfopt.graph import GraphEditor
 from tfopt.graph.edit import producer
 from tfopt.quantization.annotation.annotate import AnnotatedGraph
 from tfopt.quantization.annotation.fusion import int8_weights
 
+Key = tuple[tuple[int, ...], bytes]
 PRODUCTS = {"Conv": 0, "MatMul": 1, "Gemm": 1}  # the axis of a weight's output channels
 LARGEST_BIAS = 2**30  # half of what 32 bits hold, so that no rounding exceeds it
 
 
-def quantize_weights(model: onnx.ModelProto, graph: AnnotatedGraph, *, biases: bool) -> list[str]:
-    """Stores the weights of int8 nodes as int8 with a step per output channel. Returns the ONNX nodes that read them.
+def quantize_weights(model: onnx.ModelProto, graph: AnnotatedGraph, *, biases: bool) -> None:
+    """Stores the weights of int8 nodes as int8 with a step per output channel. With `biases`, biases become int32 too.
 
-    With `biases`, biases become int32 too.
+    Raises:
+        UnsupportedModelError: A weight is not where it was expected.
     """
     known = _known_weights(graph)
     held = {each.name: each for each in model.graph.initializer}
     made = {name: node for node in model.graph.node for name in node.output}
-    found: list[str] = []
+    found = set()
     new: list[onnx.NodeProto] = []
-    _join_biases(model, {size for size, _ in known})
+    _join_biases(model, known)
     for node in model.graph.node:
         if node.op_type not in PRODUCTS or node.input[1] not in held:
             continue
         values = numpy_helper.to_array(held[node.input[1]])
-        steps = known.get((values.size, values.astype(np.float32).tobytes()))
+        steps, key = known.get(_key(values)), _key(values)
         if steps is None:
             continue
-        transposed = any(each.name == "transB" and each.i for each in node.attribute)
-        axis = 0 if transposed else PRODUCTS[node.op_type]
+        found.add(key)
+        axis = PRODUCTS[node.op_type]
         bias = numpy_helper.to_array(held[node.input[2]]) if len(node.input) > 2 and node.input[2] in held else None
         source = made.get(node.input[0])
         scale = 0.0
@@ -58,27 +62,29 @@ def quantize_weights(model: onnx.ModelProto, graph: AnnotatedGraph, *, biases: b
             step = steps * np.float32(scale)
             integers = np.rint(bias / step.astype(np.float64)).astype(np.int32)
             node.input[2] = _add_pair(model, new, f"{node.name}/bias", integers, step, 0)
-        found.append(node.name)
+    if missing := known.keys() - found:
+        raise UnsupportedModelError(
+            f"Each int8 weight must be in the ONNX graph. Received: {graph.name!r}, in which weights of the shape "
+            f"{next(iter(missing))[0]} are missing. Exclude the node from the quantization, or write a SavedModel."
+        )
     nodes = [*new, *model.graph.node]
     del model.graph.node[:]
     model.graph.node.extend(nodes)
-    read = {name for node in model.graph.node for name in node.input} | {each.name for each in model.graph.output}
+    read = {name for node in all_nodes(model.graph) for name in node.input}
     kept = [each for each in model.graph.initializer if each.name in read]
     del model.graph.initializer[:]
     model.graph.initializer.extend(kept)
-    return found
 
 
-def _join_biases(model: onnx.ModelProto, sizes: set[int]) -> None:
+def _join_biases(model: onnx.ModelProto, known: Mapping[Key, np.ndarray]) -> None:
     """Makes one Gemm of a product of two matrices and its bias, which are two ops in the converted graph.
 
-    Only so does a runtime see that the bias belongs to the product, and compute it in int8. A product whose weights
-    have another size than those of the int8 nodes stays. TensorFlow's MatMul has two axes, so each product does that
-    reads such weights.
+    Only so does a runtime see that the bias belongs to the product, and compute it in int8. Other products than those
+    of the int8 nodes stay.
     """
     held = {each.name: each for each in model.graph.initializer}
     readers: dict[str, list[onnx.NodeProto]] = {}
-    for node in model.graph.node:
+    for node in all_nodes(model.graph):
         for name in node.input:
             readers.setdefault(name, []).append(node)
     outputs = {each.name for each in model.graph.output}
@@ -86,8 +92,8 @@ def _join_biases(model: onnx.ModelProto, sizes: set[int]) -> None:
     for node in model.graph.node:
         if node.op_type != "MatMul" or node.input[1] not in held or node.output[0] in outputs:
             continue
-        weights, following = held[node.input[1]], readers[node.output[0]]
-        if int(np.prod(weights.dims)) not in sizes or [each.op_type for each in following] != ["Add"]:
+        weights, following = held[node.input[1]], readers.get(node.output[0], [])
+        if [each.op_type for each in following] != ["Add"] or _key(numpy_helper.to_array(weights)) not in known:
             continue
         (bias,) = set(following[0].input) - {node.output[0]} or {""}
         if bias in held and list(held[bias].dims) == list(weights.dims[1:]):
@@ -114,8 +120,13 @@ def _add_pair(
     return output
 
 
-def _known_weights(graph: AnnotatedGraph) -> Mapping[tuple[int, bytes], np.ndarray]:
-    """Returns the steps of each rounded weight, by its values in each order in which ONNX may hold them."""
+def _key(values: np.ndarray) -> Key:
+    """Returns what tells a weight from others: its shape without axes of size 1, and its values."""
+    return tuple(size for size in values.shape if size != 1), np.ascontiguousarray(values, np.float32).tobytes()
+
+
+def _known_weights(graph: AnnotatedGraph) -> Mapping[Key, np.ndarray]:
+    """Returns the steps of each rounded weight, by its values in the order in which ONNX holds them."""
     editor = GraphEditor(graph.graph_def)
     known = {}
     for fusion in graph.fusions:
@@ -125,8 +136,9 @@ def _known_weights(graph: AnnotatedGraph) -> Mapping[tuple[int, bytes], np.ndarr
             quantizer = editor.nodes[producer(quantizer.input[0])]
         values = rounded_weights(editor, quantizer)
         _, high = int8_weights(editor, editor.nodes[fusion.op].input[1])
-        moved = np.moveaxis(values, -1, 0)  # the output channels first
-        orders = [values, moved] if values.ndim == 2 else [moved if depthwise else np.moveaxis(moved, -1, 1)]
-        for each in orders:
-            known[values.size, np.ascontiguousarray(each).tobytes()] = (high / 127).astype(np.float32)
+        if depthwise:
+            values = np.moveaxis(values, -1, 0)
+        elif values.ndim > 2:
+            values = np.moveaxis(np.moveaxis(values, -1, 0), -1, 1)  # output channels, input channels, places
+        known[_key(values)] = (high / 127).astype(np.float32)
     return known

@@ -128,7 +128,7 @@ class MeasuredArtifact:
         try:
             given = self.process.predict(inputs)
         except NotServedError as error:
-            if not error.error.startswith("InvalidArgumentError"):
+            if not error.error.startswith("InvalidArgument"):
                 raise
             raise ConfigError(
                 f"data must be examples that the artifact can compute with. Received: {reason_of(error.error)}, from "
