@@ -256,6 +256,7 @@ def test_a_reader_that_has_enough_is_no_error(words, tfopt_process):
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_another_backend_of_keras_is_refused_with_the_remedy(tmp_path, fresh_python, tfopt_process):
     (tmp_path / "keras.json").write_text('{"backend": "torch"}')
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("KERAS_")}

@@ -175,6 +175,7 @@ def cached(measured, data):
 EXAMPLES = np.zeros((128, 8), np.float32), np.zeros((128, 4), np.float32)
 
 
+@pytest.mark.slow
 def test_a_map_that_changes_state_is_neither_cached_nor_called_in_parallel(measured):
     count = tf.Variable(0, dtype=tf.int64)
 

@@ -190,6 +190,7 @@ def test_masks_rise_during_a_fit_and_hold_at_its_end(settings, total):
     )
 
 
+@pytest.mark.slow
 def test_a_cyclic_schedule_releases_weights():
     model = small()
     config = PruningConfig(schedule="cyclic", target_sparsity=0.8, frequency=1, end_step=32, include=("dense",))

@@ -74,6 +74,7 @@ def test_an_exchange_is_limited_by_what_is_pruned():
     assert exchange(everything, everything, np.ones(4), np.ones(4), 0.5).all()
 
 
+@pytest.mark.slow
 def test_updates_exchange_the_smallest_weights_for_the_largest_gradients():
     model = build()
     model.compile(keras.optimizers.SGD(0.1), LOSS)

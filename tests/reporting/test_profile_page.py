@@ -127,6 +127,7 @@ def test_a_long_timeline_is_thinned_and_its_mean_is_exact():
 WIDTHS, THEMES = (360, 1440), {"light": "rgb(253, 253, 252)", "dark": "rgb(21, 23, 26)"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(chromium.CHROMIUM is None, reason="no Chromium or Chrome is installed")
 def test_a_browser_shows_the_pages_at_both_widths_in_both_themes(tmp_path):
     long_name = "kernel_" * 40

@@ -68,6 +68,7 @@ def test_the_report_names_embeddings_that_an_optimizer_updates_otherwise(optimiz
         assert f"before {type(optimizer).__name__} uses them; Keras {verb} them" in told["words"]
 
 
+@pytest.mark.slow
 def test_with_sparse_gradients_an_embedding_trains_as_by_keras_bit_for_bit():
     def trained(model):
         model.fit(WORDS, LABELS, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)

@@ -251,6 +251,7 @@ def float16_model():
     return keras.Sequential([keras.Input((6,)), *layers]), keras.optimizers.SGD(0.01, momentum=0.9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overflowing", "accumulate", "jit_compile"),
     [

@@ -33,7 +33,7 @@ SETTINGS = {
 }
 EVERY = pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 # "all" has most of the stages.
-SOME = ("resized_crop", "crop_and_flip", "cutmix", "all")
+SOME = ("resized_crop", "all")
 SOME_FAST = pytest.mark.parametrize(
     "settings",
     [pytest.param(each, id=name, marks=() if name in SOME else pytest.mark.slow) for name, each in SETTINGS.items()],

@@ -68,6 +68,7 @@ def numbers_of(images):
     return [order[image.tobytes()] for image in np.round(np.asarray(images) * 255).astype(np.uint8)]
 
 
+@pytest.mark.slow
 def test_tfds_reads_what_tfds_wrote(prepared):
     examples = tfds(name="tiny_photos", data_dir=prepared[0])
     assert (examples.outputs, examples.class_names, examples.input_shape) == (3, ("a", "b", "c"), (12, 10, 3))

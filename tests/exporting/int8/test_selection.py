@@ -275,6 +275,7 @@ def test_weights_that_are_excluded_by_name_may_be_those_of_a_node_in_int8(tmp_pa
     assert not (tmp_path / "new.json").exists()  # refused before the measurement
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("float_weights", [pytest.param("float32", marks=pytest.mark.slow), "int8"])
 def test_the_float_signatures_of_a_model_that_stays_float_take_no_space(tmp_path, float_weights):
     x = inputs = keras.Input((4, 4, 64))
@@ -352,6 +353,7 @@ def test_the_verdict_of_the_clock_is_given_once(tmp_path, quantized):
         assert str(report).count("1.02x at batch size 1 and 0.99x at batch size 8 of float32's time") == 1
 
 
+@pytest.mark.slow
 def test_graphs_are_called_in_turns_until_it_is_clear_that_none_is_fit(monkeypatch):
     monkeypatch.setattr("tfopt.exporting.int8.selection.TURN_SECONDS", 0.01)
 

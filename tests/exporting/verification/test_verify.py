@@ -454,6 +454,7 @@ def test_a_talkative_process_neither_hangs_nor_garbles(artifacts, monkeypatch):
     assert outputs.shape == (70, 4)
 
 
+@pytest.mark.slow
 def test_the_working_directory_cannot_slip_modules_in(artifacts, tmp_path, monkeypatch):
     for module in ("tensorflow", "numpy", "json"):
         (tmp_path / f"{module}.py").write_text("raise RuntimeError('not me')")

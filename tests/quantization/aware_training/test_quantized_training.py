@@ -233,6 +233,7 @@ def test_layers_become_quantized_ones_and_ranges_lie_where_the_kernels_need_them
     assert len(learned.trainable_weights) == len(given.trainable_weights) + len(ranges(learned)) + 3
 
 
+@pytest.mark.slow
 def test_the_model_given_stays_as_it_was():
     model = small()
     weights, before = model.get_weights(), np.asarray(model(X))

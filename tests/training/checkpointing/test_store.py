@@ -281,6 +281,7 @@ def test_a_full_disk_leaves_the_earlier_ones(tmp_path):
     assert CheckpointStore(tmp_path).load_newest().arrays["w"].tolist() == list(range(10))
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_the_directory_loads(tmp_path):
     code = """
         store = CheckpointStore(Path(sys.argv[1]), keep=2)

@@ -257,6 +257,7 @@ def test_every_computation_is_on_its_stage_device():
     assert not [place for place in counts if place[0] in ("Mul", "MatMul", "Sqrt", "RealDiv", "Sub") and not place[1]]
 
 
+@pytest.mark.slow
 def test_moving_keeps_every_kind_of_state(tmp_path):
     model, stages = placed()
     plain = keras.models.clone_model(model)
