@@ -51,11 +51,11 @@ def speeds(names: tuple[str, ...] = tuple(MODELS)) -> Table:
     return rows
 
 
-def threads(names: tuple[str, ...] = tuple(MODELS)) -> Table:
+def threads() -> Table:
     """Milliseconds per call on one intra-op thread for each core, and on one thread."""
     rows = [["model", "batch", *(f"{title}, {on}" for title in EXPORTS.values() for on in ("all", "1 thread"))]]
-    for name in names:
-        for each in read("int8_savedmodel")["models"][name]["latency"]:
+    for name, found in read("int8_threads")["models"].items():
+        for each in found["latency"]:
             times = each["median_ms"]
             if all(f"{side}_one_thread" in times for side in EXPORTS):
                 cells = [f"{times[runtime]} ms" for side in EXPORTS for runtime in (side, f"{side}_one_thread")]
@@ -63,11 +63,11 @@ def threads(names: tuple[str, ...] = tuple(MODELS)) -> Table:
     return rows
 
 
-def throughput(names: tuple[str, ...] = tuple(MODELS)) -> Table:
+def throughput() -> Table:
     """Examples per second of calls at the same time on one thread each, and of large batches on all threads."""
     rows = [["model", "artifact", "calls at the same time", "large batches", "ratio"]]
-    for name in names:
-        for side, found in read("int8_savedmodel")["models"][name].get("throughput", {}).items():
+    for name, models in read("int8_threads")["models"].items():
+        for side, found in models["throughput"].items():
             rates = [f"{found[key]} examples/s" for key in ("parallel_examples_per_s", "batch_examples_per_s")]
             rows.append([MODELS[name], EXPORTS[side], *rates, f"{found['parallel_over_batch']}x"])
     return rows

@@ -190,8 +190,9 @@ def test_a_worker_that_hangs_ends_the_other(tmp_path):
     script.write_text(textwrap.dedent(TRAIN))
     addresses = tuple(f"localhost:{free_port()}" for _ in range(2))
     environments = [{**os.environ, "TF_CONFIG": tf_config(Cluster(addresses, index, "a test"))} for index in (0, 1)]
+    # Each in a group of its own: Linux sends SIGHUP to a whole orphaned group with a stopped member, that of the tests.
     workers = [
-        subprocess.Popen([sys.executable, script], env=environment, stdout=subprocess.PIPE, text=True)
+        subprocess.Popen([sys.executable, script], env=environment, stdout=subprocess.PIPE, text=True, process_group=0)
         for environment in environments
     ]
     try:
