@@ -51,28 +51,6 @@ def speeds(names: tuple[str, ...] = tuple(MODELS)) -> Table:
     return rows
 
 
-def threads() -> Table:
-    """Milliseconds per call on one intra-op thread for each core, and on one thread."""
-    rows = [["model", "batch", *(f"{title}, {on}" for title in EXPORTS.values() for on in ("all", "1 thread"))]]
-    for name, found in read("int8_threads")["models"].items():
-        for each in found["latency"]:
-            times = each["median_ms"]
-            if all(f"{side}_one_thread" in times for side in EXPORTS):
-                cells = [f"{times[runtime]} ms" for side in EXPORTS for runtime in (side, f"{side}_one_thread")]
-                rows.append([MODELS[name], str(each["batch_size"]), *cells])
-    return rows
-
-
-def throughput() -> Table:
-    """Examples per second of calls at the same time on one thread each, and of large batches on all threads."""
-    rows = [["model", "artifact", "calls at the same time", "large batches", "ratio"]]
-    for name, models in read("int8_threads")["models"].items():
-        for side, found in models["throughput"].items():
-            rates = [f"{found[key]} examples/s" for key in ("parallel_examples_per_s", "batch_examples_per_s")]
-            rows.append([MODELS[name], EXPORTS[side], *rates, f"{found['parallel_over_batch']}x"])
-    return rows
-
-
 def kernels() -> Table:
     """Milliseconds of a call by kind of kernel."""
     graphs = {"float32": "float32", "bfloat16": "bfloat16", "int8": "int8", "int8+bfloat16": "int8 and bfloat16"}
@@ -206,8 +184,6 @@ TABLES = {
     "int8 speeds": speeds,
     "kinds of kernels": kernels,
     "cold starts": cold_starts,
-    "threads": threads,
-    "throughput": throughput,
     "ResNet-50": resnet50,
     "other runtimes": runtimes,
     "keras.applications": applications,
