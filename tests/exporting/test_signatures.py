@@ -110,7 +110,8 @@ def test_images_of_another_size_are_refused(artifacts):
     for name, signature in (("int8", "serving_default"), ("all", "serving_float")):
         serve = load_signature(artifacts / name, signature)
         for shape in ((2, 26, 8, 16), (2, 16, 8, 8)):
-            with pytest.raises(tf.errors.InvalidArgumentError, match=r"image .* expected shape \[\?,8,8,16\]"):
+            # TensorFlow itself refuses some before the check of the artifact can.
+            with pytest.raises((tf.errors.InvalidArgumentError, TypeError), match=r"image.*(\?,8,8,16|None, 8, 8, 16)"):
                 serve(image=tf.ones(shape))
 
 
