@@ -50,11 +50,11 @@ def with_all_pairs(model: QuantizedModel) -> AnnotatedGraph:
     return replace(graph, graph_def=graph.edited(editor).graph_def)
 
 
-def rounded_weights(editor: GraphEditor, node: Any) -> np.ndarray:
-    """Returns the weights that a node of fake quantization computes."""
-    weights, high = editor.value(node.input[0]), editor.value(node.input[2])
+def rounded_weights(editor: GraphEditor, tensor: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the annotated weights that an op reads as the float32 numbers that int8 holds, and their steps."""
+    integers, high = int8_weights(editor, tensor)
     steps = (high / 127).astype(np.float32)
-    return np.clip(np.rint(weights / steps), -127, 127).astype(np.float32) * steps
+    return integers.astype(np.float32) * steps, steps
 
 
 def may_saturate(graph: AnnotatedGraph) -> bool:

@@ -10,16 +10,9 @@ from tfopt.report.record import Record, shown_or_reason
 from tfopt.report.serving import ServingTimes
 from tfopt.report.sheet import PROBLEM, Sheet, Shown, Table, pairs
 
-INT8_KERNELS = (
+INT8_KERNELS = (  # of TensorFlow, and of ONNX Runtime
     *("_FusedQuantizedConv2D", "_FusedQuantizedDepthwiseConv2D", "_QuantizedMatMul"),
-    *(
-        "QLinearConv",
-        "QLinearMatMul",
-        "QGemm",
-        "ConvInteger",
-        "MatMulInteger",
-        "MatMulIntegerToFloat",
-    ),  # of ONNX Runtime
+    *("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat"),
 )
 CONVERSIONS = ("QuantizeV2", "Dequantize", "QuantizedMaxPool", "QuantizeLinear", "DequantizeLinear")
 MARKED_LOSS = 0.01

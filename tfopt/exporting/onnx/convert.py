@@ -102,8 +102,7 @@ def _prepared(graph: FrozenGraph) -> tuple[Any, list[str]]:
     """
     editor = GraphEditor(graph.graph_def)
     for name in [name for name, node in editor.nodes.items() if node.op == FAKE_QUANT_WEIGHTS]:
-        node = editor.nodes[name]
-        editor.redirect(name, editor.add_constant(f"{name}/rounded", rounded_weights(editor, node)))
+        editor.redirect(name, editor.add_constant(f"{name}/rounded", rounded_weights(editor, name)[0]))
     outputs = []
     for tensor, spec in graph.outputs.values():
         name = editor.add("Identity", "onnx_output", [tensor], T=dtype_attr(spec.dtype))

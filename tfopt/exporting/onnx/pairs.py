@@ -16,9 +16,7 @@ from tfopt.errors import UnsupportedModelError
 from tfopt.exporting.onnx.convert import all_nodes
 from tfopt.exporting.paired import rounded_weights
 from tfopt.graph import GraphEditor
-from tfopt.graph.edit import producer
 from tfopt.quantization.annotation.annotate import AnnotatedGraph
-from tfopt.quantization.annotation.fusion import int8_weights
 
 Key = tuple[tuple[int, ...], bytes]
 PRODUCTS = {"Conv": 0, "MatMul": 1, "Gemm": 1}  # the axis of a weight's output channels
@@ -130,15 +128,10 @@ def _known_weights(graph: AnnotatedGraph) -> Mapping[Key, np.ndarray]:
     editor = GraphEditor(graph.graph_def)
     known = {}
     for fusion in graph.fusions:
-        quantizer = editor.nodes[producer(editor.nodes[fusion.op].input[1])]
-        depthwise = quantizer.op == "Reshape"
-        if depthwise:
-            quantizer = editor.nodes[producer(quantizer.input[0])]
-        values = rounded_weights(editor, quantizer)
-        _, high = int8_weights(editor, editor.nodes[fusion.op].input[1])
-        if depthwise:
+        values, steps = rounded_weights(editor, editor.nodes[fusion.op].input[1])
+        if editor.nodes[fusion.op].op == "DepthwiseConv2dNative":
             values = np.moveaxis(values, -1, 0)
         elif values.ndim > 2:
             values = np.moveaxis(np.moveaxis(values, -1, 0), -1, 1)  # output channels, input channels, places
-        known[_key(values)] = (high / 127).astype(np.float32)
+        known[_key(values)] = steps
     return known

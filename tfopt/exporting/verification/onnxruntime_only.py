@@ -20,10 +20,7 @@ import onnx  # noqa: E402
 import onnxruntime  # noqa: E402
 
 FLOAT_KERNELS = ("Conv", "FusedConv", "ConvTranspose", "MatMul", "FusedMatMul", "Gemm", "FusedGemm")
-INT8_KERNELS = (
-    *("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat"),
-    *("DynamicQuantizeMatMul", "ConvTranspose"),
-)
+INT8_KERNELS = ("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat")
 COUNTED = (*FLOAT_KERNELS, *INT8_KERNELS, "QuantizeLinear", "DequantizeLinear")
 DTYPES = {"float": "float32", "double": "float64"}
 FASTEST_FIRST = ("CUDAExecutionProvider", "CPUExecutionProvider")
