@@ -12,7 +12,7 @@ from .errors import (
     UnsupportedModelError,
 )
 from .exporting.config import ExportConfig
-from .exporting.saved_model import Artifact, export
+from .exporting.export import Artifact, export
 from .exporting.verification.verify import verify
 from .hardware import Hardware
 from .models.float32_outputs import float32_outputs

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.exporting import SavedModelProcess
+from tfopt.exporting.formats import FORMATS, SAVED_MODEL
 
 BENCHMARKS = Path(__file__).parents[1]
 # The key is the name of the worker's module.
@@ -81,6 +82,7 @@ class PeerProcess(SavedModelProcess):
     def __init__(self, runtime: str, python: Path, path: Path, threads: int) -> None:
         super().__init__(path)
         self.runtime, self.python, self.threads = runtime, python, threads
+        self.format = FORMATS[SAVED_MODEL]  # its worker takes the directory
 
     def _command(self) -> tuple[list[str], dict[str, Any]]:
         return worker(self.runtime, self.python)

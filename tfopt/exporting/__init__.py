@@ -1,6 +1,7 @@
-"""SavedModels that need only TensorFlow, each with a manifest beside it.
+"""Artifacts: models in one of several file formats, each with a manifest beside it.
 
-Start in saved_model.py, which has `tfopt.export`; lowering.py makes the graphs that it writes.
+Start in export.py, which has `tfopt.export`; lowering.py makes the graphs that are written, and formats.py lists the
+file formats.
 """
 
 import lazy_loader

@@ -1,5 +1,5 @@
 from .config import ExportConfig
-from .saved_model import Artifact, export
+from .export import Artifact, export
 from .verification.process import SavedModelProcess, time_in_turns
 from .verification.verify import verify, verify_together
 

@@ -9,6 +9,7 @@ import tyro
 from annotated_types import Ge, MinLen
 
 from tfopt.errors import ConfigError
+from tfopt.exporting.formats import FORMATS
 from tfopt.quantization.config import QuantizationConfig
 from tfopt.quantization.weight_only import WeightOnlyConfig
 from tfopt.settings.validation import check_fields
@@ -20,10 +21,6 @@ Int8Nodes = Literal["faster", "all"]
 FloatWeights = Literal["float32", "int8"]
 WeightsIn = Literal["variables", "constants"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
-FORMAT_PRECISIONS = {"onnx": ("float32", "float16", "int8")}
-SAVED_MODEL_ONLY = (
-    *("compute", "float_weights", "node_times", "sparse_weights", "weights_in", "float_fallback", "xla_signature"),
-)
 DEFAULT_SIGNATURE, FLOAT_SIGNATURE, XLA_SIGNATURE = "serving_default", "serving_float", "serving_xla"
 
 
@@ -122,19 +119,19 @@ class ExportConfig:
                 f"tensorrt belongs to format='onnx' and precision='int8'. Received: format={self.format!r}, "
                 f"precision={self.precision!r}. Leave tensorrt out."
             )
-        if self.format == "saved_model":
-            return
-        if self.precision not in FORMAT_PRECISIONS[self.format]:
+        held = FORMATS[self.format].precisions
+        if held and self.precision not in held:
             raise ConfigError(
-                f"precision must be one of {', '.join(FORMAT_PRECISIONS[self.format])} with format={self.format!r}. "
+                f"precision must be one of {', '.join(held)} with format={self.format!r}. "
                 f"Received: precision={self.precision!r}. Choose one of them, or format='saved_model'."
             )
-        for name in SAVED_MODEL_ONLY:
-            if getattr(self, name) != type(self).__dataclass_fields__[name].default:
-                raise ConfigError(
-                    f"{name} belongs to format='saved_model'. Received: {name}={getattr(self, name)!r} with "
-                    f"format={self.format!r}. Leave {name} out."
-                )
+        for owner in FORMATS.values():
+            for name in owner.settings if owner.name != self.format else ():
+                if getattr(self, name) != type(self).__dataclass_fields__[name].default:
+                    raise ConfigError(
+                        f"{name} belongs to format={owner.name!r}. Received: {name}={getattr(self, name)!r} with "
+                        f"format={self.format!r}. Leave {name} out."
+                    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,7 @@ from tfopt.atomic.checked_json import EDITED, is_as_written
 from tfopt.atomic.directories import MARK
 from tfopt.errors import ArtifactError
 from tfopt.exporting.config import DEFAULT_SIGNATURE, FLOAT_SIGNATURE, PRECISIONS
+from tfopt.exporting.formats import FORMATS, SAVED_MODEL, has_model
 from tfopt.graph import FrozenGraph
 from tfopt.graph.frozen import output_ops
 from tfopt.report import Record, ServingTimes
@@ -30,7 +31,6 @@ FIRST_FORMAT = 1  # the format of tfopt 0.1.0, which `_upgraded` reads
 SOURCE, ARTIFACT = "source", "artifact"  # the check has their outputs, and those of further signatures
 RANDOM = "random inputs"
 RECOMBINED = f"{RANDOM} with the values of calibration_data"
-MODEL_FILES = {"saved_model": "saved_model.pb", "onnx": "model.onnx"}  # of each format
 # What a machine needs for products in a half type.
 NEEDS = {
     "bfloat16": "bfloat16 products run on every processor; they need AMX or AVX512_BF16, or a GPU of compute "
@@ -212,9 +212,7 @@ def check_is_artifact(path: Path) -> None:
         _content(path)
     except ArtifactError as error:
         # A file that is not JSON is a damaged manifest. JSON of another program means that this is no artifact.
-        if not (
-            isinstance(error.__cause__, ValueError) and any((path / name).is_file() for name in MODEL_FILES.values())
-        ):
+        if not (isinstance(error.__cause__, ValueError) and has_model(path)):
             raise
 
 
@@ -290,13 +288,13 @@ def read_intact_manifest(path: Path, role: str = "artifact") -> Manifest:
 
 
 def requirements(
-    graphs: Mapping[str, FrozenGraph], needs_vnni: bool, compute: str = "float32", model_format: str = "saved_model"
+    graphs: Mapping[str, FrozenGraph], needs_vnni: bool, compute: str = "float32", model_format: str = SAVED_MODEL
 ) -> str:
     """Returns the software and hardware that an artifact needs for serving."""
-    if model_format == "onnx":
-        needs = "a runtime for ONNX, such as ONNX Runtime, OpenVINO or TensorRT"
+    needs = FORMATS[model_format].needs
+    if model_format != SAVED_MODEL:
         return needs + ("; on x86-64 int8 instructions (VNNI, AMX) for right results" if needs_vnni else "")
-    needs, products = "TensorFlow", "" if compute == "float32" else f"; {NEEDS[compute]}"
+    products = "" if compute == "float32" else f"; {NEEDS[compute]}"
     # Not every build of TensorFlow has kernels for the ops whose names begin so.
     kernels = sorted({node.op for node in graphs[DEFAULT_SIGNATURE].graph_def.node if node.op.startswith("_")})
     if kernels:
@@ -336,10 +334,10 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
         yield f"compute is {manifest.compute!r}, which is none of float32, {', '.join(NEEDS)}"
     if DEFAULT_SIGNATURE not in manifest.signatures:
         yield f"signatures do not hold {DEFAULT_SIGNATURE!r}"
-    if manifest.model_format not in MODEL_FILES:
-        yield f"model_format is {manifest.model_format!r}, which is none of {', '.join(MODEL_FILES)}"
-    elif MODEL_FILES[manifest.model_format] not in manifest.files:
-        yield f"files do not list {MODEL_FILES[manifest.model_format]}"
+    if manifest.model_format not in FORMATS:
+        yield f"model_format is {manifest.model_format!r}, which is none of {', '.join(FORMATS)}"
+    elif FORMATS[manifest.model_format].file not in manifest.files:
+        yield f"files do not list {FORMATS[manifest.model_format].file}"
     for path in map(PurePosixPath, manifest.files):
         if path.is_absolute() or ".." in path.parts:
             yield f"files list {path}, which is outside of the artifact"

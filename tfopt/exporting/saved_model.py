@@ -1,237 +1,26 @@
-"""Writes SavedModels that need only TensorFlow. Each has its weights once, and a manifest beside it."""
+"""Writes the SavedModel of an artifact, which needs only TensorFlow and has each of its weights once."""
 
 from __future__ import annotations
 
 import errno
-import json
-import os
-from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
-import keras
 import tensorflow as tf
 
-from tfopt.atomic.checked_json import with_checksum
-from tfopt.atomic.directories import MARK, check_target, staged_directory
-from tfopt.errors import ConfigError, TfoptError, UnsupportedModelError, warn
-from tfopt.exporting.config import DEFAULT_SIGNATURE, ExportConfig, WeightsIn
-from tfopt.exporting.lowering import Lowered, lower
-from tfopt.exporting.manifest import (
-    MANIFEST_FORMAT,
-    MODEL_FILES,
-    CheckRecord,
-    Manifest,
-    SignatureRecord,
-    digests,
-    read_manifest,
-    requirements,
-)
-from tfopt.exporting.packages import check_packages
-from tfopt.exporting.parity import make_check
+from tfopt.exporting.config import ExportConfig
+from tfopt.exporting.lowering import Lowered
 from tfopt.exporting.signatures import make_signatures
-from tfopt.exporting.verification.threads import measure_threads
-from tfopt.graph.frozen import free_graphs
-from tfopt.quantization import QuantizedModel
-from tfopt.report import PassReport, Record, ServingTimes
-from tfopt.settings.validation import check_type
 
-SECONDS = 0.3  # of each number of threads in one round
-PROTOBUF_LIMIT = 2**31 - 2**20
 # The errors of TensorFlow's file system for a full disk and for a limit on the size of files.
 FILE_ERRORS = {tf.errors.ResourceExhaustedError: errno.ENOSPC, tf.errors.OutOfRangeError: errno.EFBIG}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Artifact(Record):
-    """The result of an export.
-
-    Attributes:
-        path: The artifact's directory.
-        precision: The precision, as in ExportConfig.
-        bytes_on_disk: The sum of the sizes of all its files.
-        report: The nodes that were quantized and those that stayed float. None for float32.
-        compute: The type of the products that are not in int8, as in ExportConfig; never "auto".
-    """
-
-    path: str
-    precision: str
-    bytes_on_disk: int
-    report: PassReport | None = None
-    compute: str = "float32"
-
-    @property
-    def computes(self) -> str:
-        """The precision in words. Where products compute in a half type, it comes first."""
-        if self.compute == "float32":
-            return self.precision
-        stored = "" if self.precision in ("float32", self.compute) else f", weights in {self.precision}"
-        return self.compute + stored
-
-
-def export(
-    model: keras.Model | QuantizedModel | str | Path,
-    directory: str | Path,
-    config: ExportConfig | None = None,
-    *,
-    calibration_data: Any = None,
-    evaluation_data: Any = None,
-    baseline: str | Path | None = None,
-) -> Artifact:
-    """Writes a model as a SavedModel with the signature "serving_default" and a manifest.json.
-
-    The file holds each weight once, with batch normalisation folded into it. In int8, the
-    convolutions and matrix products run TensorFlow's own int8 kernels (oneDNN, x86-64). Nodes that cannot be lowered
-    stay float, and the report lists them. In the other precisions only the weights are stored in fewer bits. The file
-    is then smaller, runs on every processor, and is as fast as float32. The products compute in float32, unless
-    `compute` names a half type. The directory appears complete or not at all. An earlier artifact is replaced.
-
-    Args:
-        model: A built Keras model, the result of `tfopt.quantize`, a .keras file or a SavedModel directory.
-        directory: Where the artifact goes.
-        config: The settings. None means ExportConfig(), which is float32.
-        calibration_data: For int8: batches of inputs, or of (inputs, labels). For other precisions it is optional, and
-            the manifest's check uses its first batch.
-        evaluation_data: Examples that are not calibrated on, as in `tfopt.quantize`. The error against the float model
-            is recorded on some of them. By default these are examples of the calibration data behind the first
-            calibration_examples.
-        baseline: A float artifact. `tfopt.verify` compares this artifact with it by default.
-    Raises:
-        UnsupportedModelError: The model is not built, would touch files, the network or Python when it runs, or exceeds
-            2 GiB, the limit of a protobuf.
-        ConfigError: int8 has no usable calibration data, or the data do not fit the model, or they hold NaN. Or the
-            model overflows in float16; the message names the node.
-        ExportError: The directory cannot be written, holds other files, or is inside another artifact.
-    Warns:
-        TfoptWarning: The model calls layers with training=True, or is an artifact whose weights are rounded already.
-    Example:
-        >>> import keras, tempfile
-        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
-        >>> artifact = export(model, tempfile.mkdtemp() + "/tiny")
-        >>> artifact.precision
-        'float32'
-    """
-    config = ExportConfig() if config is None else config
-    check_type("config", config, ExportConfig)
-    final = Path(directory).resolve()
-    _refuse_quantized(model)
-    if baseline is not None and Path(baseline).resolve() == final:
-        raise ConfigError(
-            f"baseline must be an artifact that the export leaves in place. Received: {str(baseline)!r}, which is "
-            "the directory to write. Name another directory, or leave baseline out."
-        )
-    if baseline is not None and not any(Path(baseline, name).is_file() for name in MODEL_FILES.values()):
-        raise ConfigError(
-            f"baseline must be the directory of an artifact. Received: {baseline}, which has no "
-            f"{' or '.join(MODEL_FILES.values())}. Pass the directory that tfopt.export wrote."
-        )
-    if baseline is not None and Path(baseline, MARK).is_file() and not read_manifest(Path(baseline)).is_float:
-        raise ConfigError(
-            f"baseline must be a float artifact. Received: {baseline}, whose precision is "
-            f"{read_manifest(Path(baseline)).precision}. Export the model in float32 and name that artifact."
-        )
-    check_target(final)  # before the work, which can take long
-    check_packages(config.format)
-    lowered, check = _lower_and_record(model, config, calibration_data, evaluation_data)
-    graph = lowered.graphs[DEFAULT_SIGNATURE]
-    with staged_directory(final, max(each.graph_def.ByteSize() for each in lowered.graphs.values())) as temporary:
-        _write(lowered, temporary, config)
-        free_graphs(graph.graph_def)
-        record = SignatureRecord.of(graph, lowered.source)
-        manifest = Manifest(
-            format=MANIFEST_FORMAT,
-            tfopt=version("tfopt"),
-            tensorflow=tf.__version__,
-            model=graph.name,
-            precision=lowered.precision,
-            requires=requirements(lowered.graphs, lowered.needs_vnni, lowered.compute, config.format),
-            needs_vnni=lowered.needs_vnni,
-            compute=lowered.compute,
-            model_format=config.format,
-            signatures=tuple(lowered.graphs),
-            baseline=None if baseline is None else os.path.relpath(Path(baseline).resolve(), final),
-            signature=record,
-            files=digests(temporary),
-            check=check,
-            report=lowered.report.to_dict() if lowered.report else None,
-            serving=_serving_times(temporary, record, check, config) if config.threads else None,
-        )
-        (temporary / MARK).write_text(json.dumps(with_checksum(manifest.to_dict())), encoding="utf-8")
-    size = sum(path.stat().st_size for path in final.rglob("*") if path.is_file())
-    return Artifact(
-        path=str(directory),
-        precision=lowered.precision,
-        bytes_on_disk=size,
-        report=lowered.report,
-        compute=lowered.compute,
-    )
-
-
-def check_export(model: Any, config: ExportConfig, calibration_data: Any) -> None:
-    """Raises the errors that `tfopt.export` would raise about the model and its data, without writing anything."""
-    check_packages(config.format)
-    _lower_and_record(model, config, calibration_data, None)
-
-
-def _lower_and_record(
-    model: Any, config: ExportConfig, calibration_data: Any, evaluation_data: Any
-) -> tuple[Lowered, CheckRecord]:
-    """Returns what is to be written, and the manifest's record of its outputs."""
-    lowered = lower(model, config, calibration_data, evaluation_data)
-    for graph in lowered.graphs.values():
-        if graph.graph_def.ByteSize() > PROTOBUF_LIMIT:
-            raise UnsupportedModelError(
-                f"The graph with its weights must be smaller than 2 GiB, the limit of a SavedModel's file. Received: "
-                f"{graph.name!r} with {graph.graph_def.ByteSize():,} bytes. Export it, or its weights only, in int8."
-            )
-    return lowered, make_check(lowered.source, lowered.graphs, lowered.sample, lowered.held_out, lowered.compute)
-
-
-def _serving_times(
-    directory: Path, signature: SignatureRecord, check: CheckRecord, config: ExportConfig
-) -> ServingTimes | None:
-    try:
-        found, reason = measure_threads(
-            directory, signature, check, config.threads, config.batch_sizes, seconds=SECONDS, trusted=config.trusted
-        )
-    except TfoptError as error:  # the artifact itself is whole
-        found, reason = None, str(error)
-    if found is None:
-        warn(f"threads: the artifact is written without times by threads: {reason}.")
-    return found
-
-
-def _write(lowered: Lowered, directory: Path, config: ExportConfig) -> None:
-    if config.format == "onnx":
-        from tfopt.exporting.onnx.write import write_onnx  # needs the extra
-
-        write_onnx(lowered, directory, tensorrt=config.tensorrt)
-    else:
-        _save(lowered, directory, config.weights_in)
-
-
-def _save(lowered: Lowered, directory: Path, weights_in: WeightsIn) -> None:
+def write(lowered: Lowered, directory: Path, config: ExportConfig) -> None:
+    """Writes a SavedModel with a signature for each graph."""
     # Custom gradients, for example of swish, are for training. Those of a frozen graph cannot be saved.
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
-    module, signatures = make_signatures(lowered.graphs, weights_in, decoded_at_call=lowered.in_variables)
+    module, signatures = make_signatures(lowered.graphs, config.weights_in, decoded_at_call=lowered.in_variables)
     try:
         tf.saved_model.save(module, str(directory), signatures=signatures, options=options)
     except tf.errors.OpError as error:
         raise OSError(FILE_ERRORS.get(type(error), errno.EIO), error.message) from error
-
-
-def _refuse_quantized(model: Any) -> None:
-    if isinstance(model, (str, Path)) and (Path(model) / MARK).is_file():
-        manifest = read_manifest(Path(model))
-        if not manifest.is_float:
-            raise ConfigError(
-                f"model must be a float model, because a quantized artifact cannot be exported again. "
-                f"Received: {model}, whose precision is {manifest.precision}. Export the artifact or model it came "
-                "from."
-            )
-        if manifest.compute != "float32":
-            warn(
-                f"{model} computes in {manifest.compute}, so its weights are rounded to it already, and the new "
-                "artifact has these. Export the model that it came from."
-            )

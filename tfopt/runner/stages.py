@@ -14,7 +14,7 @@ from typing import Any
 
 from tfopt.errors import TfoptWarning
 from tfopt.exporting import ExportConfig
-from tfopt.exporting.saved_model import check_export
+from tfopt.exporting.export import check_export
 from tfopt.pruning import PruningConfig, PruningSchedule, ShrinkSchedule, StructuredPruningConfig, shrink
 from tfopt.quantization import QuantizationConfig, quantize
 from tfopt.recipe import Recipe

@@ -225,7 +225,7 @@ def test_an_output_with_the_name_of_an_input_is_refused(tmp_path):
 
 
 def test_a_missing_package_is_told_before_the_work(tmp_path, monkeypatch):
-    monkeypatch.setattr("tfopt.exporting.packages.find_spec", lambda name: None if name == "tf2onnx" else name)
+    monkeypatch.setattr("tfopt.exporting.formats.find_spec", lambda name: None if name == "tf2onnx" else name)
     with pytest.raises(ConfigError, match=r"without tf2onnx. Install them: pip install 'tfopt\[onnx\]'"):
         export("nowhere.keras", tmp_path / "a", ExportConfig(format="onnx"))
 

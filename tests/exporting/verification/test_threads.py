@@ -155,7 +155,7 @@ def test_an_export_records_the_times_in_the_manifest(model, tmp_path, monkeypatc
         asked.update(counts=counts, batch_sizes=batch_sizes, files=[file.name for file in path.iterdir()])
         return MEASURED, ""
 
-    monkeypatch.setattr("tfopt.exporting.saved_model.measure_threads", measured)
+    monkeypatch.setattr("tfopt.exporting.export.measure_threads", measured)
     export(model, tmp_path / "a", ExportConfig(threads=(1, 2), batch_sizes=(1, 16)))
     assert (asked["counts"], asked["batch_sizes"]) == ((1, 2), (1, 16))
     assert "saved_model.pb" in asked["files"]

@@ -10,9 +10,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tfopt.errors import UnsupportedModelError
-from tfopt.exporting.config import DEFAULT_SIGNATURE
+from tfopt.exporting.config import DEFAULT_SIGNATURE, ExportConfig
+from tfopt.exporting.formats import FORMATS
 from tfopt.exporting.lowering import Lowered
-from tfopt.exporting.manifest import MODEL_FILES
 from tfopt.exporting.onnx.convert import convert
 from tfopt.exporting.onnx.pairs import quantize_weights
 from tfopt.quantization.annotation.annotate import AnnotatedGraph
@@ -20,12 +20,12 @@ from tfopt.quantization.annotation.annotate import AnnotatedGraph
 SMALLEST = 64  # values; with the node of a Cast, a smaller one takes as much space
 
 
-def write_onnx(lowered: Lowered, directory: Path, *, tensorrt: bool = False) -> None:
-    """Writes model.onnx. Arguments are those of `tfopt.export`, lowered."""
+def write(lowered: Lowered, directory: Path, config: ExportConfig) -> None:
+    """Writes model.onnx."""
     graph = lowered.graphs[DEFAULT_SIGNATURE]
-    model = convert(graph, signed=tensorrt)
+    model = convert(graph, signed=config.tensorrt)
     if isinstance(graph, AnnotatedGraph):
-        quantize_weights(model, graph, biases=not tensorrt)
+        quantize_weights(model, graph, biases=not config.tensorrt)
     elif lowered.precision == "float16":
         _store_in_half(model)
     try:
@@ -34,7 +34,7 @@ def write_onnx(lowered: Lowered, directory: Path, *, tensorrt: bool = False) -> 
         raise UnsupportedModelError(
             f"The ONNX file must be valid. Received: {graph.name!r} ({error}). Write format='saved_model'."
         ) from error
-    (directory / MODEL_FILES["onnx"]).write_bytes(model.SerializeToString(deterministic=True))
+    (directory / FORMATS["onnx"].file).write_bytes(model.SerializeToString(deterministic=True))
 
 
 def _store_in_half(model: onnx.ModelProto) -> None:

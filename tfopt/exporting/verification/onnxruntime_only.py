@@ -32,8 +32,8 @@ class Runtime:
     blocked = BLOCKED
 
     def load(self, path: str, threads: int | None = None) -> dict[str, Any]:
-        self.path = str(Path(path, "model.onnx"))
-        model = onnx.load(self.path, load_external_data=False)
+        self.path = path
+        model = onnx.load(path, load_external_data=False)
         outside = [each.name for each in initializers(model.graph) if each.data_location == onnx.TensorProto.EXTERNAL]
         if outside:
             raise ValueError(f"its weights must be in the file itself, and {outside[0]} is in another one")
@@ -43,7 +43,7 @@ class Runtime:
         available = onnxruntime.get_available_providers()
         providers = [each for each in FASTEST_FIRST if each in available]
         started = time.perf_counter()
-        self.session = onnxruntime.InferenceSession(self.path, options, providers=providers)
+        self.session = onnxruntime.InferenceSession(path, options, providers=providers)
         self.load_ms = (time.perf_counter() - started) * 1e3
         self.names = [each.name for each in self.session.get_outputs()]
         return {

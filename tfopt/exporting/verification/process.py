@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tfopt.child_processes import signal_group
 from tfopt.errors import ArtifactError, TfoptError
-from tfopt.exporting.manifest import MODEL_FILES
+from tfopt.exporting.formats import SAVED_MODEL, format_of
 from tfopt.graph.frozen import reason_of
 from tfopt.graph.unsafe_ops import check_saved_model
 from tfopt.timing import in_turns
@@ -71,7 +71,8 @@ class RuntimeProcess:
     """A fresh Python process that has loaded one artifact with nothing but its runtime.
 
     Attributes:
-        path: The artifact's directory.
+        path: The artifact's directory, or a model's file.
+        format: Its format, by the file.
         signature: The signature that is called.
         loaded: The report of the process after loading: inputs, outputs, versions, threads.
         renamed: The artifact's names of inputs that callers give under other names.
@@ -81,9 +82,6 @@ class RuntimeProcess:
             before anything of it runs.
         threads: The number of intra-op threads. None means the runtime's default, one for each core.
     """
-
-    _what: str  # the model in the words of messages
-    _runtime: str  # the file beside this one that runs it
 
     def __init__(
         self,
@@ -95,6 +93,7 @@ class RuntimeProcess:
         threads: int | None = None,
     ) -> None:
         self.path = Path(path)
+        self.format = format_of(self.path)
         self.signature = signature
         self.step_limit_s = step_limit_s
         self.trusted = trusted
@@ -116,7 +115,7 @@ class RuntimeProcess:
             **settings,
         )
         try:
-            self.loaded = self._ask(do="load", path=str(self.path.absolute()), **self._options())
+            self.loaded = self._ask(do="load", path=str(self.format.model(self.path.absolute())), **self._options())
         except BaseException:
             self.close()
             raise
@@ -130,7 +129,7 @@ class RuntimeProcess:
     def _command(self) -> tuple[list[str], dict[str, Any]]:
         """Returns the command and the settings of the process. Another runtime overrides this with its own command."""
         # -I: the child ignores PYTHONPATH, because search_path passes it the paths of this process.
-        words = [PYTHON, "-I", str(SERVED), json.dumps(search_path()), str(SERVED.with_name(self._runtime))]
+        words = [PYTHON, "-I", str(SERVED), json.dumps(search_path()), str(SERVED.with_name(self.format.runtime))]
         return words, {"env": {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ}}
 
     def _options(self) -> dict[str, Any]:
@@ -201,7 +200,7 @@ class RuntimeProcess:
             if ended is not None:
                 raise ServingStoppedError(self.path, ended)
             raise ArtifactError(
-                f"The {self._what} crashed the process that ran it. Received: {self.path} "
+                f"The {self.format.what} crashed the process that ran it. Received: {self.path} "
                 f"(exit code {self._process.returncode}; {' '.join(errors.split()[-30:])})."
             )
         if "error" in answer:
@@ -210,7 +209,7 @@ class RuntimeProcess:
                 raise MissingKernelError(missing[1])
             if answer["error"].startswith(NO_MEMORY):
                 raise ServingStoppedError(self.path, f"found no memory ({reason_of(answer['error'])})")
-            raise NotServedError(self._what, self.path, answer["error"])
+            raise NotServedError(self.format.what, self.path, answer["error"])
         return answer
 
     def _send(self, line: str) -> dict[str, Any] | None:
@@ -249,8 +248,6 @@ class SavedModelProcess(RuntimeProcess):
     Its attribute `loaded` has the "kernels" too.
     """
 
-    _what, _runtime = "SavedModel", "tensorflow_only.py"
-
     def _check(self) -> None:
         if not self.trusted:
             check_saved_model(self.path)
@@ -262,15 +259,9 @@ class SavedModelProcess(RuntimeProcess):
         return dict(self.loaded["kernels"])
 
 
-class OnnxProcess(RuntimeProcess):
-    """A fresh Python process that has loaded one ONNX file with nothing but ONNX Runtime; see `RuntimeProcess`."""
-
-    _what, _runtime = "ONNX file", "onnxruntime_only.py"
-
-
 def runs(path: str | Path) -> type[RuntimeProcess]:
     """Returns the process that runs an artifact, by the file that it holds."""
-    return OnnxProcess if Path(path, MODEL_FILES["onnx"]).is_file() else SavedModelProcess
+    return SavedModelProcess if format_of(Path(path)).name == SAVED_MODEL else RuntimeProcess
 
 
 def plain_strings(values: Any) -> Any:

@@ -86,7 +86,7 @@ def verify(
             or they do not fit the artifact.
     Example:
         >>> import keras, tempfile
-        >>> from tfopt.exporting.saved_model import export
+        >>> from tfopt.exporting.export import export
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
         >>> receipt = verify(export(model, tempfile.mkdtemp() + "/tiny").path, seconds=0.01)
         >>> receipt.ok, receipt.weight_count

@@ -1,0 +1,114 @@
+"""The file formats of artifacts: what each can hold, what writes it and what runs it.
+
+A further format is an entry of `FORMATS`, a package with a module `write`, and a runtime for the verification.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from tfopt.errors import ConfigError
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileFormat:
+    """A file format.
+
+    Attributes:
+        name: Its name in `ExportConfig.format`, and the name of tfopt's extra with its packages.
+        what: A model in this format, in the words of messages.
+        file: The file of the model in an artifact's directory.
+        precisions: The precisions that it can hold. Empty means all.
+        settings: The settings of ExportConfig that belong to this format alone.
+        packages: The packages that write and run it, beside tfopt's own.
+        needs: What serves it, in words for the manifest.
+        writer: The module whose `write(lowered, directory, config)` writes it.
+        runtime: The file in verification/ that runs it.
+    """
+
+    name: str
+    what: str
+    file: str
+    precisions: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    needs: str
+    writer: str
+    runtime: str
+
+    def check_packages(self) -> None:
+        """Raises ConfigError if a package is missing.
+
+        Example:
+            >>> FORMATS["saved_model"].check_packages()
+        """
+        missing = [name for name in self.packages if find_spec(name) is None]
+        if missing:
+            raise ConfigError(
+                f"format={self.name!r} needs the packages {', '.join(self.packages)}. Received: an environment "
+                f"without {', '.join(missing)}. Install them: pip install 'tfopt[{self.name}]'."
+            )
+
+    @property
+    def write(self) -> Callable[..., None]:
+        """The function that writes it, which may need the packages."""
+        found: Any = import_module(self.writer)
+        return found.write
+
+    def model(self, path: Path) -> Path:
+        """Returns what its runtime loads: of an artifact's directory the model's file, and any other path itself.
+
+        Example:
+            >>> FORMATS["onnx"].model(Path("model.onnx")).name
+            'model.onnx'
+        """
+        return path / self.file if path.is_dir() and self.name != SAVED_MODEL else path
+
+
+SAVED_MODEL = "saved_model"
+FORMATS: dict[str, FileFormat] = {
+    each.name: each
+    for each in (
+        FileFormat(
+            name=SAVED_MODEL,
+            what="SavedModel",
+            file="saved_model.pb",
+            settings=(
+                *("compute", "float_weights", "node_times", "sparse_weights", "weights_in"),
+                *("float_fallback", "xla_signature"),
+            ),
+            needs="TensorFlow",
+            writer="tfopt.exporting.saved_model",
+            runtime="tensorflow_only.py",
+        ),
+        FileFormat(
+            name="onnx",
+            what="ONNX file",
+            file="model.onnx",
+            precisions=("float32", "float16", "int8"),
+            settings=("tensorrt",),
+            packages=("onnx", "tf2onnx", "onnxruntime"),
+            needs="a runtime for ONNX, such as ONNX Runtime, OpenVINO or TensorRT",
+            writer="tfopt.exporting.onnx.write",
+            runtime="onnxruntime_only.py",
+        ),
+    )
+}
+
+
+def has_model(path: Path) -> bool:
+    """Whether a directory holds a model of any format."""
+    return any((path / each.file).is_file() for each in FORMATS.values())
+
+
+def format_of(path: Path) -> FileFormat:
+    """Returns the format of an artifact's directory or of a model's file; a SavedModel where no other is found."""
+    for each in FORMATS.values():
+        if (path / each.file).is_file() or (path.is_file() and path.suffix == Path(each.file).suffix):
+            return each
+    return FORMATS[SAVED_MODEL]
