@@ -5,7 +5,7 @@ import pytest
 
 from tfopt.quantization import QuantizationConfig
 from tfopt.quantization.annotation.grids import Range, covering
-from tfopt.quantization.calibration.observers import HistogramObserver, make_observer
+from tfopt.quantization.calibration.observers import HistogramObserver, least_divergence, make_observer
 
 RNG = np.random.default_rng(0)
 OBSERVERS = ["minmax", "moving_average", "percentile", "mse", "entropy"]
@@ -83,6 +83,40 @@ def test_entropy_keeps_what_carries_information():
     span = observe("entropy", np.split(values, 20))
     assert span.limit < np.abs(values).max() / 2
     assert np.mean(np.abs(values) > span.limit) < 0.01
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.9, 0.7])
+def test_entropy_is_the_least_divergence_of_all_limits(decay):
+    """Against the definition (Migacz 2017), value by value: few enough bins that every limit is tried."""
+    generator, outliers, limits = np.random.default_rng(0), 5, []
+    for bins in range(40, 200, 10):
+        counts = generator.poisson(500 * decay ** np.arange(float(bins)))
+        counts[0], counts[-1] = 0, max(counts[-1], outliers)  # zero is exact on any grid
+        window, best = bins, 0
+        while best < window / 4:  # without outliers, the rest is searched again
+            window = 2 * best or window
+            tried = range(window, 7, -1)
+            best = min(tried, key=lambda inside: divergence(counts.tolist(), inside, 8))
+        limits.append(best / bins)
+        assert least_divergence(counts, np.arange(bins) + 0.5, 7) == best
+    assert max(limits) == 1 if decay == 1 else min(limits) < 0.5
+
+
+def divergence(counts, inside, levels):
+    clipped = [*counts[: inside - 1], sum(counts[inside - 1 :])]
+    level_of = [max(level for level in range(levels) if level * inside // levels <= place) for place in range(inside)]
+    mass, held = [0.0] * levels, [0] * levels
+    for place, level in enumerate(level_of):
+        mass[level] += counts[place]
+        held[level] += counts[place] > 0
+    kept = [mass[level] / held[level] if counts[place] else 0.0 for place, level in enumerate(level_of)]
+    total = sum(clipped), sum(kept)
+    found = 0.0
+    for one, other in zip(clipped, kept, strict=True):
+        share = one / total[0]
+        if one:
+            found += share * np.log(share / (other / total[1])) if other else share * np.log(1e6)
+    return found
 
 
 def test_the_moving_average_follows_the_ends_of_the_pieces():
