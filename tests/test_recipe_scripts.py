@@ -70,7 +70,15 @@ def check_artifacts(out):
 def test_a_script_runs_in_a_process_of_its_own(tmp_path, fresh_python):
     environment = {**os.environ, **NO_NETWORK}
     fresh_python(script("digits_cnn"), "--quick", imported="keras", cwd=tmp_path, env=environment, check=True)
-    check_artifacts(tmp_path / "saved_models" / "digits_cnn_quick")
+    out = tmp_path / "saved_models" / "digits_cnn_quick"
+    check_artifacts(out)
+    receipts = json.loads((out / "receipts.json").read_text())
+    assert list(receipts) == ["float32", "pruned", "int8"]
+    assert receipts["pruned"]["zero_count"] / receipts["pruned"]["weight_count"] == pytest.approx(0.75, abs=0.001)
+    assert receipts["int8"]["bytes_on_disk"] < 0.4 * receipts["float32"]["bytes_on_disk"]
+    quick = RECIPES["digits_cnn"].form("quick")
+    phases = json.loads((out / "report.json").read_text())["phases"]
+    assert [len(phase["history"]["loss"]) for phase in phases] == [quick.training.epochs, quick.pruning.epochs]
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ from .errors import (
     UnsupportedModelError,
 )
 from .exporting.config import ExportConfig
-from .exporting.export import Artifact, export
+from .exporting.export import Artifact, export, export_formats
 from .exporting.verification.verify import verify
 from .hardware import Hardware
 from .models.float32_outputs import float32_outputs
@@ -98,6 +98,7 @@ __all__ = [
     "ExportConfig",
     "Artifact",
     "export",
+    "export_formats",
     "verify",
     # records and errors
     "PassReport",

@@ -1,5 +1,6 @@
 """What a run needs at its end is tried before training: a recipe never trains to its end and fails at the export."""
 
+import dataclasses
 import io
 
 import keras
@@ -105,6 +106,18 @@ def test_a_model_that_cannot_be_exported_is_refused_before_it_is_trained(build, 
     models, tried = recipe(build, tmp_path, quantization)
     with pytest.raises(UnsupportedModelError, match=message):
         run(tried, console=quiet())
+    assert not models[0].compiled
+    assert not (tmp_path / "out" / "float32").exists()
+
+
+def test_an_op_that_a_format_does_not_have_is_known_before_the_training(tmp_path):
+    def build(inputs, head):
+        decomposed = keras.ops.qr(layers.Reshape((2, 2))(inputs))[1]
+        return keras.Model(inputs, head(layers.Flatten()(decomposed)))
+
+    models, tried = recipe(build, tmp_path)
+    with pytest.raises(UnsupportedModelError, match="Every op of a model in ONNX"):
+        run(dataclasses.replace(tried, formats=("saved_model", "onnx")), console=quiet())
     assert not models[0].compiled
     assert not (tmp_path / "out" / "float32").exists()
 

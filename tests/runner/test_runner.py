@@ -6,6 +6,7 @@ import json
 import math
 import random
 import shutil
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -13,7 +14,6 @@ import pytest
 import tensorflow as tf
 from rich.console import Console
 
-import tfopt
 from tfopt.compat import optimizers as compat
 from tfopt.data import Examples, arrays, image_folder
 from tfopt.data.augment.config import AugmentConfig
@@ -428,17 +428,16 @@ def test_an_unknown_recipe_is_told_with_the_nearest():
 
 
 @pytest.mark.slow
-def test_digits_cnn_runs_quickly(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    result = tfopt.run("digits_cnn", quick=True, console=silent())
+def test_every_stage_is_exported_in_every_format(tmp_path):
+    recipe = dataclasses.replace(TINY, pruning=None, formats=("saved_model", "onnx"), export_dir=str(tmp_path))
+    result = run(recipe, console=silent())
     assert result.ok
-    assert str(result.export_dir) == "saved_models/digits_cnn_quick"
-    quick = RECIPES["digits_cnn"].form("quick")
-    epochs = [quick.training.epochs, quick.pruning.epochs]
-    assert [len(phase.history["loss"]) for phase in result.report.phases] == epochs
-    assert list(result.receipts) == ["float32", "pruned", "int8"]
-    assert result.receipts["pruned"].sparsity == pytest.approx(0.75, abs=0.001)
-    assert result.receipts["int8"].bytes_on_disk < 0.4 * result.receipts["float32"].bytes_on_disk
+    assert list(result.receipts) == ["float32", "float32_onnx", "int8", "int8_onnx"]
+    runtimes = [receipt.runtime.split()[0] for receipt in result.receipts.values()]
+    assert runtimes == ["TensorFlow", "ONNX", "TensorFlow", "ONNX"]
+    assert {Path(each.baseline).name for each in list(result.receipts.values())[1:]} == {"float32"}
+    assert result.receipts["int8_onnx"].agreement > 0.95
+    assert "int8_onnx" in (tmp_path / "report.html").read_text()
 
 
 @pytest.mark.slow

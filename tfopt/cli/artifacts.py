@@ -70,24 +70,30 @@ def export_command(words: list[str]) -> int:
     start_tensorflow()
     from tfopt.atomic.directories import MARK
     from tfopt.cli.example_data import find_example_data
-    from tfopt.exporting import export
+    from tfopt.exporting import export, export_formats
 
-    data = None if options.calibration_data is None else find_example_data(options.calibration_data).part("train")
+    calibration = (
+        None if options.calibration_data is None else find_example_data(options.calibration_data).part("train")
+    )
     labelled = None if options.evaluation_data is None else find_example_data(options.evaluation_data).part("test")
     baseline = options.baseline
     in_place = Path(options.source).resolve() == Path(options.out).resolve()
     if baseline is None and options.precision != "float32" and Path(options.source, MARK).is_file() and not in_place:
         baseline = options.source
+    data = {"calibration_data": calibration, "evaluation_data": labelled, "baseline": baseline}
     with working(f"exporting {options.source} as {options.precision}"):
-        artifact = export(
-            options.source, options.out, options, calibration_data=data, evaluation_data=labelled, baseline=baseline
-        )
+        if options.formats:
+            artifacts = export_formats(options.source, options.out, options.formats, options, **data)
+        else:
+            artifacts = {options.format: export(options.source, options.out, options, **data)}
     if options.json:
-        print_json(artifact.to_dict())
+        found = {name: artifact.to_dict() for name, artifact in artifacts.items()}
+        print_json(found if options.formats else found[options.format])
         return SUCCESS
-    if artifact.report is not None:
-        say(artifact.report)
-    say(f"exported {artifact.path}, {artifact.computes}, {artifact.bytes_on_disk:,} bytes")
+    for artifact in artifacts.values():
+        if artifact.report is not None:
+            say(artifact.report)
+        say(f"exported {artifact.path}, {artifact.computes}, {artifact.bytes_on_disk:,} bytes")
     return SUCCESS
 
 

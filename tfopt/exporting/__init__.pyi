@@ -1,6 +1,15 @@
 from .config import ExportConfig
-from .export import Artifact, export
+from .export import Artifact, export, export_formats
 from .verification.process import SavedModelProcess, time_in_turns
 from .verification.verify import verify, verify_together
 
-__all__ = ["Artifact", "ExportConfig", "SavedModelProcess", "export", "time_in_turns", "verify", "verify_together"]
+__all__ = [
+    "Artifact",
+    "ExportConfig",
+    "SavedModelProcess",
+    "export",
+    "export_formats",
+    "time_in_turns",
+    "verify",
+    "verify_together",
+]

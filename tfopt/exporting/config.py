@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Literal, get_args
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Literal, Self, get_args
 
 import tyro
 from annotated_types import Ge, MinLen
@@ -16,6 +16,7 @@ from tfopt.settings.validation import check_fields
 
 Precision = Literal["float32", "float16", "bfloat16", "int8", "int8_weight_only", "int4_weight_only"]
 Format = Literal["saved_model", "onnx"]
+Formats = Annotated[tuple[Format, ...], MinLen(1)]
 Compute = Literal["float32", "auto", "bfloat16", "float16"]
 Int8Nodes = Literal["faster", "all"]
 FloatWeights = Literal["float32", "int8"]
@@ -113,6 +114,17 @@ class ExportConfig:
                 "Pass this config to tfopt.quantize, train the model that it returns, and export that model."
             )
 
+    def of_format(self, name: Format) -> Self:
+        """Returns these settings for a format, without those that belong to another one.
+
+        Example:
+            >>> ExportConfig(weights_in="constants").of_format("onnx").weights_in
+            'variables'
+        """
+        others = [setting for each in FORMATS.values() if each.name != name for setting in each.settings]
+        defaults: dict[str, Any] = {setting: self.__dataclass_fields__[setting].default for setting in others}
+        return replace(self, format=name, **defaults)
+
     def _check_format(self) -> None:
         if self.tensorrt and (self.format, self.precision) != ("onnx", "int8"):
             raise ConfigError(
@@ -150,5 +162,8 @@ class ExportOptions(ExportConfig):
     recipe. By default the labelled calibration data."""
     baseline: str | None = None
     """Float artifact for the comparison by `tfopt verify`. By default IN, if IN is an artifact."""
+    formats: tuple[Format, ...] = ()
+    """Several formats at once, for example saved_model onnx: OUT then has a directory of each format's name, with an
+    artifact from the same calibration. By default OUT is one artifact of --format."""
     json: bool = False
     """Print JSON."""

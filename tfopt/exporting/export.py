@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -15,8 +17,8 @@ import tensorflow as tf
 from tfopt.atomic.checked_json import with_checksum
 from tfopt.atomic.directories import MARK, check_target, staged_directory
 from tfopt.errors import ConfigError, TfoptError, UnsupportedModelError, warn
-from tfopt.exporting.config import DEFAULT_SIGNATURE, ExportConfig
-from tfopt.exporting.formats import FORMATS, has_model
+from tfopt.exporting.config import DEFAULT_SIGNATURE, ExportConfig, Format, Formats
+from tfopt.exporting.formats import FORMATS, SAVED_MODEL, has_model
 from tfopt.exporting.lowering import Lowered, lower
 from tfopt.exporting.manifest import (
     MANIFEST_FORMAT,
@@ -30,9 +32,9 @@ from tfopt.exporting.manifest import (
 from tfopt.exporting.parity import make_check
 from tfopt.exporting.verification.threads import measure_threads
 from tfopt.graph.frozen import free_graphs
-from tfopt.quantization import QuantizedModel
+from tfopt.quantization import QuantizedModel, quantize
 from tfopt.report import PassReport, Record, ServingTimes
-from tfopt.settings.validation import check_type
+from tfopt.settings.validation import check_type, check_value
 
 SECONDS = 0.3  # of each number of threads in one round
 PROTOBUF_LIMIT = 2**31 - 2**20
@@ -163,10 +165,62 @@ def export(
     )
 
 
+def export_formats(
+    model: keras.Model | QuantizedModel | str | Path,
+    directory: str | Path,
+    formats: Sequence[Format],
+    config: ExportConfig | None = None,
+    *,
+    calibration_data: Any = None,
+    evaluation_data: Any = None,
+    baseline: str | Path | None = None,
+) -> dict[str, Artifact]:
+    """Writes a model in several file formats, each as an artifact in a directory of the format's name.
+
+    An int8 model is calibrated once, so all formats have the same ranges.
+
+    Args:
+        model, calibration_data, evaluation_data, baseline: As in `export`.
+        directory: Where the directories of the artifacts go.
+        formats: The formats, for example ("saved_model", "onnx").
+        config: The settings. Those that belong to one format are left out for the others.
+    Returns: The artifacts by format.
+    Raises:
+        ConfigError: A format does not exist, or cannot hold the precision. This is known before the work.
+        UnsupportedModelError, ExportError: As in `export`. Artifacts of earlier formats stay.
+    Example:
+        >>> import keras, tempfile
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        >>> found = export_formats(model, tempfile.mkdtemp(), ["saved_model", "onnx"])
+        >>> {name: Path(artifact.path).name for name, artifact in found.items()}
+        {'saved_model': 'saved_model', 'onnx': 'onnx'}
+    """
+    config = ExportConfig() if config is None else config
+    check_type("config", config, ExportConfig)
+    configs = {name: config.of_format(name) for name in check_value("formats", tuple(formats), Formats)}
+    for name in configs:
+        FORMATS[name].check_packages()
+        check_target(Path(directory, name).resolve())
+    if config.precision == "int8" and not isinstance(model, QuantizedModel):
+        _refuse_quantized(model)
+        model = quantize(
+            model,
+            config.quantization,
+            calibration_data=calibration_data,
+            evaluation_data=evaluation_data,
+            trusted=config.trusted,
+        )
+    data = {"calibration_data": calibration_data, "evaluation_data": evaluation_data, "baseline": baseline}
+    return {name: export(model, Path(directory, name), each, **data) for name, each in configs.items()}
+
+
 def check_export(model: Any, config: ExportConfig, calibration_data: Any) -> None:
-    """Raises the errors that `tfopt.export` would raise about the model and its data, without writing anything."""
+    """Raises the errors that `tfopt.export` would raise about the model and its data, and leaves no file."""
     FORMATS[config.format].check_packages()
-    _lower_and_record(model, config, calibration_data, None)
+    lowered, _ = _lower_and_record(model, config, calibration_data, None)
+    if config.format != SAVED_MODEL:  # the conversion may know no equivalent of an op
+        with tempfile.TemporaryDirectory(prefix="tfopt-") as directory:
+            FORMATS[config.format].write(lowered, Path(directory), config)
 
 
 def _lower_and_record(

@@ -17,7 +17,7 @@ from annotated_types import MinLen
 
 from tfopt.data.config import DataConfig
 from tfopt.errors import ConfigError, unknown_name
-from tfopt.exporting.config import Int8Nodes
+from tfopt.exporting.config import Formats, Int8Nodes
 from tfopt.models import BUILDERS, find_builder
 from tfopt.models.keras_models import FAMILIES
 from tfopt.pruning import PruningConfig, StructuredPruningConfig
@@ -107,6 +107,9 @@ class Recipe(Shown):
     """Nodes of the int8 artifact that run in int8: "faster" chooses the nodes that are measured to be faster in int8 on
     this machine; "all" is every node with an int8 kernel, the same in every run. Weights are stored in int8 in any
     case."""
+    formats: Formats = ("saved_model",)
+    """File formats of the artifacts, for example saved_model onnx. A directory of another format than saved_model has
+    its name at the end, as in int8_onnx/."""
     export_dir: Annotated[str, MinLen(1)] | None = None
     """Directory for float32/, shrunk/, pruned/, int8/, the receipts and the report. With None nothing is written."""
     forms: tyro.conf.Suppress[Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)

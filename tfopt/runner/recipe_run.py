@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from tfopt.report import Receipt, RunReport
 from tfopt.reporting.terminal import PlanTable
 from tfopt.runner.model_check import with_float_inputs
 from tfopt.runner.run_report import RunResult, check_reports, environment, print_line, print_score, write_reports
-from tfopt.runner.stages import RecipeStage, rehearse, stages
+from tfopt.runner.stages import artifacts, rehearse, stages
 from tfopt.runner.work import VERIFIED_AT_ONCE, Work, place_augmentation, training_of
 from tfopt.terminal import PrintableConsole
 from tfopt.training import Plan, plan
@@ -64,8 +64,8 @@ def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | 
     console = console or PrintableConsole()
     export_dir = None if settings.export_dir is None else Path(settings.export_dir)
     if export_dir is not None:
-        for stage in stages(settings):
-            check_target(export_dir / stage.artifact)
+        for name in artifacts(settings):
+            check_target(export_dir / name)
         check_reports(export_dir)
     for phase in (phase for stage in stages(settings) for phase in stage.fits):
         own = training_of(settings, phase)
@@ -104,7 +104,7 @@ def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Cons
                     work.export(exported, export_dir, stage.artifact, None if stage is ran[0] else ran[0].artifact)
         finally:
             work.monitor.stop()
-    receipts = {} if export_dir is None else _verify(work, export_dir, ran)
+    receipts = {} if export_dir is None else _verify(work, export_dir)
     report = RunReport(
         recipe=settings.name,
         description=settings.description,
@@ -125,8 +125,8 @@ def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Cons
     return RunResult(model=work.model, plan=decided, report=report, receipts=receipts, export_dir=export_dir)
 
 
-def _verify(work: Work, export_dir: Path, ran: Sequence[RecipeStage]) -> dict[str, Receipt]:
-    names = [stage.artifact for stage in ran]
+def _verify(work: Work, export_dir: Path) -> dict[str, Receipt]:
+    names = artifacts(work.recipe)
     with work.console.status("verifying the artifacts, each in a fresh process"):
         receipts = verify_together(
             [export_dir / name for name in names],

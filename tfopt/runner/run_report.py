@@ -13,6 +13,7 @@ import tensorflow as tf
 from rich.console import Console
 
 from tfopt.atomic.own_files import Form, check_replaceable, json_in, write_own
+from tfopt.exporting.formats import FORMATS, SAVED_MODEL
 from tfopt.hardware import detect
 from tfopt.report import Phase, Receipt, RunReport
 from tfopt.report.formatting import score_label, show_score
@@ -41,7 +42,8 @@ class RunResult(Shown):
         model: The trained Keras model, pruned if the recipe prunes.
         plan: The plan of the training.
         report: The results and measurements of all stages, as plain records.
-        receipts: The receipt of each artifact by name ("float32", "shrunk", "pruned", "int8"); empty without an export.
+        receipts: The receipt of each artifact by name, for example "float32", "pruned" or "int8_onnx"; empty without an
+            export.
         export_dir: Directory of the artifacts, receipts.json, report.json and report.html; None without an
             export.
     """
@@ -76,6 +78,16 @@ class RunResult(Shown):
         return Sheet(title=report.recipe, note=report.description, tables=tables)
 
 
+def artifact_name(stage: str, file_format: str) -> str:
+    """Returns the name of the directory of a stage's artifact.
+
+    Example:
+        >>> artifact_name("int8", "saved_model"), artifact_name("int8", "onnx")
+        ('int8', 'int8_onnx')
+    """
+    return stage if file_format == SAVED_MODEL else f"{stage}_{file_format}"
+
+
 def check_reports(export_dir: Path) -> None:
     """Raises ConfigError if a file that tfopt did not write has the name of a report."""
     for name, is_own in FORMS.items():
@@ -103,7 +115,8 @@ def write_reports(report: RunReport, export_dir: Path, console: Console) -> None
     for receipt in report.receipts.values():
         for problem in receipt.problems:
             print_line(f"{receipt.artifact}: {problem}", console, style="red")
-    for name in sorted({"float32", "shrunk", "pruned", "int8"} - set(report.receipts)):
+    names = {artifact_name(stage, each) for stage in ("float32", "shrunk", "pruned", "int8") for each in FORMATS}
+    for name in sorted(names - set(report.receipts)):
         if (export_dir / name).exists():
             print_line(f"{export_dir / name} is from an earlier run", console)
     print_line(f"\nreport: {page}", console)

@@ -18,6 +18,7 @@ from tfopt.exporting.export import check_export
 from tfopt.pruning import PruningConfig, PruningSchedule, ShrinkSchedule, StructuredPruningConfig, shrink
 from tfopt.quantization import QuantizationConfig, quantize
 from tfopt.recipe import Recipe
+from tfopt.runner.run_report import artifact_name
 from tfopt.runner.work import Work
 from tfopt.training.checkpointing.record import read_random, write_random
 
@@ -135,6 +136,16 @@ def stages(recipe: Recipe) -> list[RecipeStage]:
     return found
 
 
+def artifacts(recipe: Recipe) -> list[str]:
+    """Returns the names of the directories of a recipe's artifacts, in their order.
+
+    Example:
+        >>> artifacts(Recipe(name="mine", quantization=QuantizationConfig(), formats=("saved_model", "onnx")))
+        ['float32', 'float32_onnx', 'int8', 'int8_onnx']
+    """
+    return [artifact_name(stage.artifact, each) for stage in stages(recipe) for each in dict.fromkeys(recipe.formats)]
+
+
 def rehearse(work: Work, quantization: QuantizationConfig | None, *, exports: bool) -> None:
     """Tries on the untrained model what a run needs at its end, so that no training is lost to an export that fails.
 
@@ -146,11 +157,12 @@ def rehearse(work: Work, quantization: QuantizationConfig | None, *, exports: bo
     Raises:
         TfoptError: The export or the quantization would end the run.
     """
-    sample = [next(iter(work.calibration_data()))]
+    sample, formats = [next(iter(work.calibration_data()))], tuple(dict.fromkeys(work.recipe.formats))
     with _unnoticed():
         if quantization is None or quantization.training:
             if exports:
-                check_export(work.model, ExportConfig(), sample)
+                for each in formats:
+                    check_export(work.model, ExportConfig(format=each), sample)
             if quantization is None:
                 return
         model = work.model
@@ -161,7 +173,9 @@ def rehearse(work: Work, quantization: QuantizationConfig | None, *, exports: bo
             small = None  # the ranges are in the model
         quantized = quantize(model, small, calibration_data=sample)
         if exports:  # this has the outputs of the float model too
-            check_export(quantized, ExportConfig(int8_nodes="all", float_weights="int8"), sample)
+            config = ExportConfig(precision="int8", int8_nodes="all", float_weights="int8")
+            for each in formats:
+                check_export(quantized, config.of_format(each), sample)
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from tfopt.data import EpochCounter, Examples, InputReport, epoch_steps, measure
 from tfopt.data.augment.augmentation import Augmentation
 from tfopt.data.config import cuts_boxes, pipeline_settings
 from tfopt.errors import ConfigError, UnsupportedModelError
-from tfopt.exporting import ExportConfig, export
+from tfopt.exporting import Artifact, ExportConfig, export
+from tfopt.exporting.config import Format
 from tfopt.profiling import GpuMonitor
 from tfopt.profiling.monitoring.callback import LOGGED
 from tfopt.pruning.structured.shrink import find_groups
@@ -24,7 +25,7 @@ from tfopt.recipe import Recipe
 from tfopt.report import Decision, PassReport, Phase
 from tfopt.reporting.terminal import FitProgress, pass_summary
 from tfopt.runner.model_check import are_shares, check_input, check_outputs, with_float_inputs
-from tfopt.runner.run_report import print_line, remove_reports
+from tfopt.runner.run_report import artifact_name, print_line, remove_reports
 from tfopt.tasks import Task
 from tfopt.tasks.label_smoothing import smoothed
 from tfopt.training import Ledger, Plan, TrainingConfig, ledger
@@ -168,23 +169,34 @@ class Work:
         return report
 
     def export(self, exported: Any, export_dir: Path, name: str, baseline: str | None) -> None:
-        target = export_dir / name
+        """Writes what a stage returned in each format of the recipe. The baseline is in the first of them."""
+        first, *others = dict.fromkeys(self.recipe.formats)
         if baseline is None:
             remove_reports(export_dir)  # they would be of other artifacts
-        with self.console.status(f"exporting {name}"):
-            artifact = export(
-                exported,
-                target,
-                ExportConfig(int8_nodes=self.recipe.int8_nodes, float_weights="int8"),
-                calibration_data=self.calibration_data(),
-                evaluation_data=with_float_inputs(self.examples.batches("test", VERIFIED_AT_ONCE), self.model),
-                baseline=None if baseline is None else export_dir / baseline,
-            )
-        print_line(f"exported {target}, {artifact.bytes_on_disk:,} bytes", self.console)
+        artifact = self._export(exported, export_dir, name, first, baseline)
         if isinstance(exported, QuantizedModel) and artifact.report is not None and artifact.report != exported.report:
             self.passes[-1] = artifact.report  # the export has chosen the nodes that are faster in int8
             if pass_summary(artifact.report) != pass_summary(exported.report):
                 self.console.print(pass_summary(artifact.report))
+        for each in others:
+            self._export(exported, export_dir, name, each, baseline or name)
+
+    def _export(
+        self, exported: Any, export_dir: Path, name: str, file_format: Format, baseline: str | None
+    ) -> Artifact:
+        target = export_dir / artifact_name(name, file_format)
+        config = ExportConfig(int8_nodes=self.recipe.int8_nodes, float_weights="int8")
+        with self.console.status(f"exporting {target.name}"):
+            artifact = export(
+                exported,
+                target,
+                config.of_format(file_format),
+                calibration_data=self.calibration_data(),
+                evaluation_data=with_float_inputs(self.examples.batches("test", VERIFIED_AT_ONCE), self.model),
+                baseline=None if baseline is None else export_dir / artifact_name(baseline, self.recipe.formats[0]),
+            )
+        print_line(f"exported {target}, {artifact.bytes_on_disk:,} bytes", self.console)
+        return artifact
 
 
 def place_augmentation(recipe: Recipe, examples: Examples, plan: Plan) -> tuple[Augmentation | None, list[Decision]]:

@@ -10,9 +10,10 @@ from keras import layers
 
 from tfopt.atomic.checked_json import with_checksum
 from tfopt.cli import main
-from tfopt.errors import ArtifactError
-from tfopt.exporting import ExportConfig, export, verify
+from tfopt.errors import ArtifactError, ConfigError
+from tfopt.exporting import ExportConfig, export, export_formats, verify
 from tfopt.exporting.manifest import FileRecord, read_manifest
+from tfopt.exporting.verification.process import runs
 from tfopt.hardware import detect
 
 X = np.random.default_rng(0).normal(size=(32, 12, 12, 3)).astype("float32")
@@ -104,3 +105,39 @@ def test_the_commands_write_and_measure_it(artifacts, tmp_path, capsys):
     receipt = json.loads(capsys.readouterr().out)
     assert receipt["runtime"].startswith("ONNX Runtime")
     assert receipt["precision"] == "float16"
+
+
+def test_several_formats_share_one_calibration(artifacts, tmp_path, capsys):
+    np.savez(tmp_path / "x.npz", x=X[:16])
+    words = [
+        "export",
+        str(artifacts / "model.keras"),
+        str(tmp_path / "out"),
+        "--precision",
+        "int8",
+        "--int8-nodes",
+        "all",
+    ]
+    words += ["--formats", "saved_model", "onnx", "--calibration-data", str(tmp_path / "x.npz"), "--json"]
+    assert main(words) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert list(found) == ["saved_model", "onnx"]
+    outputs = []
+    for name, artifact in found.items():
+        assert artifact["path"] == str(tmp_path / "out" / name)
+        assert read_manifest(tmp_path / "out" / name).model_format == name
+        with runs(artifact["path"])(artifact["path"]) as process:
+            outputs.append(process.predict({"image": X})["output_0"])
+    np.testing.assert_allclose(*outputs, atol=0.02)
+    assert (outputs[0].argmax(-1) == outputs[1].argmax(-1)).all()
+
+
+def test_settings_of_one_format_are_left_out_for_the_others_and_a_precision_of_one_is_refused(artifacts, tmp_path):
+    model = str(artifacts / "model.keras")
+    found = export_formats(model, tmp_path / "a", ("saved_model", "onnx"), ExportConfig(weights_in="constants"))
+    assert list(found) == ["saved_model", "onnx"]
+    with pytest.raises(ConfigError, match=r"precision must be one of float32, .* with format='onnx'"):
+        export_formats(model, tmp_path / "b", ("saved_model", "onnx"), ExportConfig(precision="bfloat16"))
+    with pytest.raises(ConfigError, match="formats"):
+        export_formats(model, tmp_path / "b", ("saved_model", "torch"))
+    assert not (tmp_path / "b").exists()

@@ -98,7 +98,7 @@ def models(draw):
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(models(), st.sampled_from((0.25, 0.5, 0.75)), st.sampled_from(("layer", "global")), st.integers(0, 2**16))
 def test_random_graphs(model, ratio, scope, seed):
     keras.utils.set_random_seed(seed)
