@@ -23,7 +23,8 @@ from int8_models import Case, make
 from runtimes import peers
 
 import tfopt
-from tfopt.exporting import SavedModelProcess
+from tfopt.exporting import SavedModelProcess, formats
+from tfopt.exporting.verification.process import RuntimeProcess, runs
 
 FLOAT = "keras_export"
 TENSORFLOW = {FLOAT: None, "tfopt_float32": "float32", "tfopt_int8": "int8"}
@@ -33,7 +34,9 @@ CALLER_THREAD_SETTING = {"TF_ONEDNN_THREADPOOL_USE_CALLER_THREAD": "1"}
 # The artifacts of TensorFlow again, in processes with one intra-op thread.
 ONE_THREAD = {name: f"{name}_one_thread" for name in TENSORFLOW}
 SAME_ARTIFACT = {CALLER_THREAD: "tfopt_int8", **{one: name for name, one in ONE_THREAD.items()}}
-RUNTIMES = (*TENSORFLOW, *SAME_ARTIFACT, *peers.REQUIREMENTS)
+# tfopt's int8 in the other file formats, each in its own runtime.
+FORMATS = {f"tfopt_{name}": name for name in formats.FORMATS if name != formats.SAVED_MODEL}
+RUNTIMES = (*TENSORFLOW, *SAME_ARTIFACT, *FORMATS, *peers.REQUIREMENTS)
 CALIBRATION_EXAMPLES, HELD_OUT_EXAMPLES = 32, 64
 
 
@@ -65,7 +68,7 @@ def convert(
 ) -> dict[str, Any]:
     """Returns the record of a successful conversion."""
     target = folder / runtime
-    if runtime in TENSORFLOW:
+    if runtime in (*TENSORFLOW, *FORMATS):
         details = export(runtime, model, folder, target)
     elif runtime in SAME_ARTIFACT:
         target.unlink(missing_ok=True)
@@ -85,13 +88,13 @@ def convert(
 
 
 def export(runtime: str, model: keras.Model, folder: Path, target: Path) -> dict[str, Any]:
-    precision = TENSORFLOW[runtime]
+    precision = TENSORFLOW.get(runtime, "int8")
     if precision is None:
         model.export(target, verbose=False)
         return {"versions": {name: version(name) for name in ("tensorflow", "keras")}}
     with np.load(folder / "calibration.npz") as arrays:
         (examples,) = (arrays[name] for name in arrays.files)
-    config = tfopt.ExportConfig(precision=precision)
+    config = tfopt.ExportConfig(precision=precision, format=FORMATS.get(runtime, formats.SAVED_MODEL))
     report = tfopt.export(model, target, config, calibration_data=examples).report
     record: dict[str, Any] = {"versions": {"tfopt": version("tfopt")}}
     if report is not None:
@@ -116,7 +119,9 @@ class CallerThreadProcess(SavedModelProcess):
         return words, settings | {"env": settings["env"] | CALLER_THREAD_SETTING}
 
 
-def open_process(runtime: str, folder: Path, cache: Path) -> SavedModelProcess:
+def open_process(runtime: str, folder: Path, cache: Path) -> RuntimeProcess:
+    if runtime in FORMATS:
+        return runs(folder / runtime)(folder / runtime)
     if runtime == CALLER_THREAD:
         return CallerThreadProcess(folder / runtime)
     if runtime in SAME_ARTIFACT:

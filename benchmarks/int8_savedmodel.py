@@ -6,6 +6,7 @@ The other runtimes are Intel Neural Compressor (inc), LiteRT, ONNX Runtime and O
 SavedModel on the same calibration data. They are installed on demand, with pinned versions, in their own virtual
 environments under --cache. Each runtime has its own process with one thread per core. The processes are timed in turns,
 so that a change in the machine's load affects all of them. Runtimes that are faster with a static batch size get one.
+tfopt_onnx and so on are tfopt's int8 in the other file formats, each in its runtime as tfopt.verify runs it.
 tfopt_int8_caller_thread is tfopt's int8 artifact in a process whose environment lets the calling thread compute too.
 The runtimes ..._one_thread are SavedModels in processes with one intra-op thread. "throughput" has the examples per
 second of such a process that one caller for each core calls at the same time, with the smallest batch size, and those
@@ -48,8 +49,7 @@ from runtimes.peers import ConversionError
 
 from tfopt.atomic.files import write_text
 from tfopt.errors import ArtifactError
-from tfopt.exporting import SavedModelProcess
-from tfopt.exporting.verification.process import alternate
+from tfopt.exporting.verification.process import RuntimeProcess, alternate
 from tfopt.hardware import detect
 from tfopt.timing import estimate, in_turns
 
@@ -106,7 +106,7 @@ def measure(folder: Path, records: dict[str, dict[str, Any]], cache: Path, optio
     with np.load(folder / "held_out.npz") as arrays:
         held_out = dict(arrays)
     failed = {runtime: record["failed"] for runtime, record in records.items() if "failed" in record}
-    processes: dict[str, SavedModelProcess] = {}
+    processes: dict[str, RuntimeProcess] = {}
     outputs: dict[str, np.ndarray] = {}
     with ExitStack() as stack:
         for runtime in records:
@@ -157,7 +157,7 @@ def start_cold(
 
 
 def time_calls(
-    processes: dict[str, SavedModelProcess], held_out: dict[str, np.ndarray], batch_size: int, options: Options
+    processes: dict[str, RuntimeProcess], held_out: dict[str, np.ndarray], batch_size: int, options: Options
 ) -> dict[str, Any]:
     inputs = first(batch_size, held_out)
     rounds = alternate(list(processes.values()), inputs, options.seconds, options.rounds)
@@ -178,7 +178,7 @@ def time_calls(
 
 
 def compare_throughput(
-    processes: dict[str, SavedModelProcess], held_out: dict[str, np.ndarray], options: Options
+    processes: dict[str, RuntimeProcess], held_out: dict[str, np.ndarray], options: Options
 ) -> dict[str, dict[str, Any]]:
     """Returns the examples per second of calls at the same time on one thread each, and of large batches."""
     callers, small, large = detect().logical_cores, min(options.batch_sizes), max(options.batch_sizes)
