@@ -1,6 +1,6 @@
 """Checks each file format on every builder and on ten networks of keras.applications, in the format's own runtime.
 
-    python benchmarks/formats.py [--only MobileNetV2 vit]
+    python benchmarks/formats.py [--only MobileNetV2 vit] [--trained resnet_cifar]
 
 Each model is exported in float32 and int8 in each format. The artifacts run in their own processes, without tfopt or
 Keras, on examples that were not calibrated on, and are compared with the Keras model and with tfopt's int8 SavedModel,
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 import tyro
 from onnxruntime import __version__ as onnxruntime_version
+from rich.console import Console
 
 import tfopt
 from tfopt.atomic.files import write_text
@@ -30,6 +31,7 @@ from tfopt.errors import TfoptError
 from tfopt.exporting.verification.process import runs
 from tfopt.hardware import detect
 from tfopt.models.table import SMALL_MODELS
+from tfopt.recipes import RECIPES
 
 RESULTS = Path(__file__).parent / "results"
 FORMATS = ("saved_model", "onnx")
@@ -37,6 +39,7 @@ NETWORKS = (
     *("ResNet50", "ResNet50V2", "MobileNet", "MobileNetV2", "MobileNetV3Small"),
     *("EfficientNetV2B0", "DenseNet121", "InceptionV3", "Xception", "ConvNeXtTiny"),
 )
+TRAINED = ("digits_cnn", "resnet_cifar", "mobilenet_v3", "convnext", "vit", "lstm", "tcn", "unet")
 OPEN_SIZE = 24
 
 
@@ -44,6 +47,8 @@ OPEN_SIZE = 24
 class Options:
     only: tuple[str, ...] = ()
     """Names of builders and networks, all by default."""
+    trained: tuple[str, ...] = ()
+    """Recipes to train, all by default. With --only or --trained, what the other one would name is left out."""
     examples: int = 256
     """Number of examples for the comparison."""
     out: Path = RESULTS / "formats.json"
@@ -51,7 +56,9 @@ class Options:
 
 
 def main(options: Options) -> dict[str, Any]:
-    found = json.loads(options.out.read_text())["models"] if options.only and options.out.exists() else {}
+    partly = bool(options.only or options.trained)
+    before = json.loads(options.out.read_text()) if partly and options.out.exists() else {}
+    found, trained = before.get("models", {}), before.get("trained", {})
     results = {
         "device": f"{detect().cpu_model}, {detect().logical_cores} cores",
         "cpu_features": detect().cpu_features,
@@ -60,12 +67,39 @@ def main(options: Options) -> dict[str, Any]:
         "onnxruntime": onnxruntime_version,
         "examples": options.examples,
         "models": found,
+        "trained": trained,
     }
-    for name in options.only or (*SMALL_MODELS, *NETWORKS):
+    for name in options.only if partly else (*SMALL_MODELS, *NETWORKS):
         found[name] = measure(*(network(name) if name in NETWORKS else builder(name)), options.examples)
         print(name, json.dumps(found[name]), flush=True)
         write_text(options.out, json.dumps(results, indent=2) + "\n")
+    for name in options.trained if partly else TRAINED:
+        trained[name] = train(RECIPES[name])
+        print(name, json.dumps(trained[name]), flush=True)
+        write_text(options.out, json.dumps(results, indent=2) + "\n")
     return results
+
+
+def train(recipe: tfopt.Recipe) -> dict[str, Any]:
+    """Trains a recipe, and returns the score of each artifact and its agreement with the int8 SavedModel."""
+    keras.backend.clear_session()
+    with tempfile.TemporaryDirectory() as directory:
+        recipe = replace(recipe, export_dir=directory, formats=FORMATS, int8_nodes="all", forms={})
+        result = tfopt.run(recipe, console=Console(quiet=True))
+        examples = recipe.data.load()
+        x = np.concatenate([np.asarray(batch) for batch, _ in examples.batches("test", 64)]).astype("float32")
+        outputs = {}
+        for name in result.receipts:
+            if name.startswith("int8"):
+                with runs(Path(directory, name))(Path(directory, name)) as process:
+                    (source,) = process.loaded["inputs"]
+                    (outputs[name],) = process.predict({source: x}, 32).values()
+    found: dict[str, Any] = {"score": recipe.find_task().name, "scores": {}, "agreement_with_saved_model": {}}
+    for name, receipt in result.receipts.items():
+        found["scores"][name] = next(iter(receipt.scores.values()), receipt.accuracy)
+        if name in outputs:
+            found["agreement_with_saved_model"][name] = agreement(outputs[name], outputs["int8"])
+    return found
 
 
 def network(name: str) -> tuple[keras.Model, Callable[[int, int], np.ndarray]]:
