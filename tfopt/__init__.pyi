@@ -1,6 +1,7 @@
 from . import data, models, recipes, tasks
 from .data.config import DataConfig
 from .diagnosis.diagnose import diagnose, profile
+from .distillation import DistillationConfig, distill, end_distillation
 from .errors import (
     ArtifactError,
     ConfigError,
@@ -89,6 +90,9 @@ __all__ = [
     "shrink",
     "sensitivity",
     "Sensitivity",
+    "DistillationConfig",
+    "distill",
+    "end_distillation",
     "QuantizationConfig",
     "QuantizedModel",
     "WeightOnlyConfig",

@@ -1,0 +1,37 @@
+"""Settings of distillation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Gt, Le
+
+from tfopt.settings.validation import check_fields
+
+SoftLoss = Literal["kl", "binary", "mse"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistillationConfig:
+    """What a student learns from a teacher, and how much it counts beside the labels.
+
+    Example:
+        >>> DistillationConfig(temperature=4.0).weight
+        0.5
+    """
+
+    loss: SoftLoss | Mapping[str, SoftLoss | None] = "kl"
+    """Distance of the student's outputs from the teacher's: "kl" for classes that exclude each other (also per pixel or
+    per token), "binary" for labels that do not, "mse" for values. For several outputs also a table by the name of the
+    student's output, in which None leaves one out."""
+    temperature: Annotated[float, Gt(0)] = 3.0
+    """Temperature of "kl" and "binary": logits are divided by it, so small probabilities of the teacher count more. The
+    loss is multiplied by its square, which keeps the size of the gradients."""
+    weight: Annotated[float, Ge(0), Le(1)] = 0.5
+    """Share of the teacher in the loss. The labels have the rest. A model that is compiled without a loss learns from
+    the teacher alone, and needs no labels."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
