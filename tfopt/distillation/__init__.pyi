@@ -1,4 +1,4 @@
-from .config import DistillationConfig
+from .config import DistillationConfig, FeaturePair
 from .distill import distill, end_distillation
 
-__all__ = ["DistillationConfig", "distill", "end_distillation"]
+__all__ = ["DistillationConfig", "FeaturePair", "distill", "end_distillation"]

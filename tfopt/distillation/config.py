@@ -11,6 +11,30 @@ from annotated_types import Ge, Gt, Le
 from tfopt.settings.validation import check_fields
 
 SoftLoss = Literal["kl", "binary", "mse"]
+FeatureLoss = Literal["mse", "cosine", "attention"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeaturePair:
+    """A layer of the student that learns from a layer of the teacher.
+
+    Example:
+        >>> FeaturePair(student="conv_2", teacher="conv_8").loss
+        'attention'
+    """
+
+    student: str
+    """Name of the student's layer."""
+    teacher: str
+    """Name of the teacher's layer."""
+    loss: FeatureLoss = "attention"
+    """Distance of their outputs: "mse" or "cosine" for equal shapes; "attention" compares where the outputs are large,
+    and takes other numbers of channels too."""
+    weight: Annotated[float, Gt(0)] = 1.0
+    """Factor of the distance beside that of the outputs."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +53,8 @@ class DistillationConfig:
     temperature: Annotated[float, Gt(0)] = 3.0
     """Temperature of "kl" and "binary": logits are divided by it, so small probabilities of the teacher count more. The
     loss is multiplied by its square, which keeps the size of the gradients."""
+    features: tuple[FeaturePair, ...] = ()
+    """Layers inside of the student that learn from layers of the teacher."""
     weight: Annotated[float, Ge(0), Le(1)] = 0.5
     """Share of the teacher in the loss. The labels have the rest. A model that is compiled without a loss learns from
     the teacher alone, and needs no labels."""

@@ -12,8 +12,9 @@ from keras import ops
 from tfopt.compat.kinds import check_keras_3
 from tfopt.compat.replace import forget, unwrap, wrap
 from tfopt.distillation.config import DistillationConfig, SoftLoss
+from tfopt.distillation.features import CALL, FeatureDistance, Watched, check_pairs
 from tfopt.distillation.losses import SIGMOID, SOFTMAX, TeacherLoss, targets_of
-from tfopt.distillation.teacher import Teacher, inputs_by_name
+from tfopt.distillation.teacher import Teacher, inputs_by_name, read_teacher
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.graph import FrozenGraph
 from tfopt.graph.frozen import output_ops
@@ -75,7 +76,16 @@ def distill(
         )
     frozen = freeze_unfolded(student, trusted=True)  # it is the caller's own
     kinds = _kinds(config, frozen)
-    teachers = [Teacher(each, frozen, trusted=trusted) for each in given]
+    if config.features and len(given) > 1:
+        raise ConfigError(
+            f"features need one teacher, whose layers they name. Received: {len(given)} teachers. Leave features out, "
+            "or pass one of them."
+        )
+    if config.features:
+        given = [read_teacher(given[0], trusted=trusted)]
+        check_pairs(config.features, student, given[0])
+    layers = [pair.teacher for pair in config.features]
+    teachers = [Teacher(each, frozen, layers, trusted=trusted) for each in given]
     losses = {}
     own = output_ops(frozen)
     for name, kind in kinds.items():
@@ -87,13 +97,19 @@ def distill(
                 )
         losses[name] = TeacherLoss(kind, config.temperature, own[name], name)
     end_distillation(student)
-    _Distillation(student, frozen, teachers, losses, config.weight).install()
+    _Distillation(student, frozen, teachers, losses, config).install()
     named = " and ".join(each.name for each in teachers)
     weight, heat = f"weight {config.weight:g}", f"temperature {config.temperature:g}"
     details = {name: [f"from {named}", *([] if kind == "mse" else [heat]), weight] for name, kind in kinds.items()}
     return PassReport(
         name="distill",
-        changed=[Change(name=name, kind=kind, detail=", ".join(details[name])) for name, kind in kinds.items()],
+        changed=[
+            *(Change(name=name, kind=kind, detail=", ".join(details[name])) for name, kind in kinds.items()),
+            *(
+                Change(name=each.student, kind=each.loss, detail=f"from {each.teacher}, weight {each.weight:g}")
+                for each in config.features
+            ),
+        ],
         skipped=[
             Skip(name=name, kind="output", reason="left out by loss") for name in frozen.outputs if name not in kinds
         ],
@@ -108,7 +124,7 @@ def end_distillation(student: keras.Model) -> None:
         >>> end_distillation(model)
     """
     if METHOD in vars(student):
-        unwrap(student, METHOD)
+        unwrap(student, METHOD, CALL)
 
 
 class _Distillation:
@@ -120,12 +136,16 @@ class _Distillation:
         frozen: FrozenGraph,
         teachers: Sequence[Teacher],
         losses: Mapping[str, TeacherLoss],
-        weight: float,
+        config: DistillationConfig,
     ) -> None:
         self._student, self._frozen, self._teachers = student, frozen, teachers
-        self._losses, self._weight = losses, weight
+        self._losses, self._weight, self._pairs = losses, config.weight, config.features
+        self._distances = [FeatureDistance(pair.loss, pair.student) for pair in config.features]
+        self._watched: Watched | None = None
 
     def install(self) -> None:
+        if self._pairs:
+            self._watched = Watched(self._student, [pair.student for pair in self._pairs])
         wrap(self._student, self._compute_loss, METHOD)
         forget(self._student)
 
@@ -154,7 +174,8 @@ class _Distillation:
 
     def _of_teacher(self, x: Any, y_pred: Any, sample_weight: Any) -> Any:
         inputs = inputs_by_name(x, self._frozen)
-        taught = [each.outputs(inputs) for each in self._teachers]
+        answers = [each.outputs(inputs) for each in self._teachers]
+        taught = [outputs for outputs, _ in answers]
         predicted = _by_name(y_pred, self._frozen)
         weights = _by_name(sample_weight, self._frozen)
         total = 0.0
@@ -162,6 +183,11 @@ class _Distillation:
             outputs, kinds = [each[name] for each in taught], [each.ops[name] for each in self._teachers]
             targets = targets_of(outputs, kinds, loss.kind, loss.temperature)
             total += loss(targets, predicted[name], weights.get(name))
+        if self._watched is not None:
+            of_examples = sample_weight if _is_of_examples(sample_weight) else None
+            parts = zip(self._pairs, self._distances, answers[0][1], self._watched.features(), strict=True)
+            for pair, distance, other, own in parts:
+                total += pair.weight * distance(ops.cast(other, "float32"), ops.cast(own, "float32"), of_examples)
         return total
 
 
@@ -178,6 +204,10 @@ def _kinds(config: DistillationConfig, student: FrozenGraph) -> dict[str, SoftLo
             f"are {', '.join(student.outputs)}."
         )
     return found
+
+
+def _is_of_examples(weights: Any) -> bool:
+    return weights is not None and not keras.tree.is_nested(weights) and len(weights.shape) == 1
 
 
 def _by_name(values: Any, student: FrozenGraph) -> dict[str, Any]:

@@ -2,41 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfopt.distillation.features import output_of
 from tfopt.errors import ConfigError
 from tfopt.graph import FrozenGraph
 from tfopt.graph.frozen import output_ops
+from tfopt.graph.source import load_keras
 from tfopt.graph.unfolded import freeze_unfolded
+
+FEATURE = "feature_of_teacher_"
 
 
 class Teacher:
     """A frozen model that computes the outputs which a student learns from.
+
+    Args:
+        model: The model.
+        student: The student, frozen.
+        layers: Layers of a Keras model whose outputs are wanted too.
 
     Attributes:
         name: The model's name.
         ops: The op that computes each of the student's outputs in the teacher, by the student's name.
     """
 
-    def __init__(self, model: Any, student: FrozenGraph, *, trusted: bool) -> None:
+    def __init__(self, model: Any, student: FrozenGraph, layers: Sequence[str] = (), *, trusted: bool) -> None:
+        self._features = [f"{FEATURE}{place}" for place in range(len(layers))]
+        if layers:
+            features = [output_of(model, name, "teacher") for name in layers]
+            model = _with_features(model, dict(zip(self._features, features, strict=True)))
         graph = freeze_unfolded(model, trusted=trusted)
         self.name = graph.name
+        plain = replace(
+            graph, outputs={name: each for name, each in graph.outputs.items() if name not in self._features}
+        )
         self._inputs = _matched(student, graph, "inputs")
-        self._outputs = _matched(student, graph, "outputs")
-        found = output_ops(graph)
+        self._outputs = _matched(student, plain, "outputs")
+        found = output_ops(plain)
         self.ops = {own: found[name] for own, name in self._outputs.items()}
         self._dtypes = {name: spec.dtype for name, spec in graph.inputs.items()}
         self._function = graph.as_function()
 
-    def outputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns its outputs by the student's names, for the inputs by the student's names."""
+    def outputs(self, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], list[Any]]:
+        """Returns its outputs by the student's names, and those of its layers, for the student's inputs by name."""
         given = {name: tf.cast(inputs[own], self._dtypes[name]) for own, name in self._inputs.items()}
         outputs = self._function(**given)
-        return {own: outputs[name] for own, name in self._outputs.items()}
+        found = {own: outputs[name] for own, name in self._outputs.items()}
+        return found, [keras.ops.stop_gradient(outputs[name]) for name in self._features]
+
+
+def read_teacher(model: Any, *, trusted: bool) -> Any:
+    """Returns a teacher, whose layers may be named, from a .keras file; others as they are."""
+    if isinstance(model, (str, Path)) and Path(model).suffix == ".keras":
+        return load_keras(Path(model), trusted=trusted)
+    return model
+
+
+def _with_features(model: keras.Model, features: Mapping[str, Any]) -> keras.Model:
+    """Returns the model with further outputs. Its own keep the names that a frozen model gives them."""
+    own = model.output
+    if not isinstance(own, Mapping):
+        own = {f"output_{place}": tensor for place, tensor in enumerate(keras.tree.flatten(own))}
+    return keras.Model(model.input, {**own, **features}, name=model.name)
 
 
 def inputs_by_name(x: Any, student: FrozenGraph) -> dict[str, Any]:

@@ -130,6 +130,11 @@ def compile(
     of_plan = {"jit_compile": jit_compile, "steps_per_execution": steps}
     arguments = compile_arguments(model, {"optimizer": optimizer, "loss": loss, "metrics": metrics, **options}, of_plan)
     stages = None
+    if plan.stage_devices and "call" in vars(model):  # it is run for the outputs of its layers, as by tfopt.distill
+        raise ConfigError(
+            f"strategy='pipeline' calls the layers of a model one by one. Received: {model.name!r}, whose layers are "
+            "watched. Leave features out of the DistillationConfig, or choose another strategy."
+        )
     if plan.stage_devices:
         cuts = plan.config.pipeline_cuts or None
         stages = split(model, plan.stage_devices, cuts, batch_size=plan.config.global_batch_size)

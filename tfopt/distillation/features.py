@@ -1,0 +1,111 @@
+"""What a student learns from layers inside of a teacher: pairs of layers, and the distance of their outputs.
+
+The student runs once for each batch, however many of its layers are watched: in training and evaluation its `call` is
+that of the same graph with the layers' outputs beside its own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+from tfopt.compat.replace import wrap
+from tfopt.distillation.config import FeatureLoss, FeaturePair
+from tfopt.errors import ConfigError, UnsupportedModelError, unknown_name
+
+CALL = "call"
+
+
+class FeatureDistance(keras.losses.Loss):
+    """The distance of a layer's outputs from those of the teacher's layer, for each example.
+
+    Args:
+        kind: "mse" and "cosine" compare the outputs. "attention" compares where they are large: the mean of their
+            squares over the channels, normalised over all places (Zagoruyko & Komodakis, "Paying More Attention to
+            Attention", ICLR 2017, arXiv:1612.03928).
+    """
+
+    def __init__(self, kind: FeatureLoss, name: str) -> None:
+        super().__init__(name=f"{name}_from_teacher")
+        self.kind = kind
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        """Returns the distances [batch] of outputs [batch, ..., channels]."""
+        if self.kind == "attention":
+            y_true, y_pred = _attention(y_true), _attention(y_pred)
+        if self.kind == "cosine":
+            similarity = ops.sum(ops.normalize(y_true, axis=-1) * ops.normalize(y_pred, axis=-1), axis=-1)
+            return 1 - _mean_of_each(similarity)
+        return _mean_of_each(ops.square(y_true - y_pred))
+
+
+def check_pairs(pairs: Sequence[FeaturePair], student: Any, teacher: Any) -> None:
+    """Refuses pairs of layers that do not exist, or whose outputs cannot be compared."""
+    for pair in pairs:
+        own, other = output_of(student, pair.student, "student"), output_of(teacher, pair.teacher, "teacher")
+        one, two = tuple(own.shape)[1:], tuple(other.shape)[1:]
+        maps = pair.loss == "attention"
+        fits = one[:-1] == two[:-1] and len(one) > 1 if maps else one == two
+        if not fits:
+            rule = "outputs of equal height and width (or length)" if maps else "outputs of equal shapes"
+            remedy = "" if maps or one[:-1] != two[:-1] or len(one) < 2 else " loss='attention' takes other widths too."
+            raise ConfigError(
+                f"The layers of a pair must have {rule} with loss={pair.loss!r}. Received: {pair.student!r} {one} and "
+                f"{pair.teacher!r} {two}. Choose other layers.{remedy}"
+            )
+
+
+def output_of(model: Any, layer: str, role: str) -> Any:
+    """Returns the symbolic output of a layer of a functional model."""
+    if not is_graph(model):
+        raise UnsupportedModelError(
+            "A model whose layers are named in features must be functional or Sequential, as a Keras model or a .keras "
+            f"file. Received: the {role}, {type(model).__name__}. Leave features out."
+        )
+    names = [each.name for each in model.layers]
+    if layer not in names:
+        raise unknown_name(f"layer of the {role}", layer, names)
+    found = model.get_layer(layer).output
+    if isinstance(found, list | tuple | dict):
+        raise ConfigError(
+            f"A layer in features must have one output. Received: {layer!r} of the {role} with {len(found)} of them."
+        )
+    return found
+
+
+def is_graph(model: Any) -> bool:
+    return isinstance(model, keras.Model) and bool(getattr(model, "inputs", None)) and hasattr(model, "operations")
+
+
+class Watched:
+    """A functional model that also keeps the outputs of some of its layers when it is called."""
+
+    def __init__(self, model: keras.Model, layers: Sequence[str]) -> None:
+        outputs = {f"feature_{place}": output_of(model, name, "student") for place, name in enumerate(layers)}
+        self._count = len(layers)
+        self._graph = keras.Model(model.input, {"outputs": model.output, "features": outputs})
+        self._kept = threading.local()  # a strategy traces each replica in its own thread
+        wrap(model, self._call, CALL)
+
+    def _call(self, name: str, inputs: Any, training: Any = None, mask: Any = None) -> Any:
+        found = self._graph.call(inputs, training=training, mask=mask)
+        self._kept.features = found["features"]
+        return found["outputs"]
+
+    def features(self) -> list[Any]:
+        """Returns the outputs of the layers in the last call of this thread."""
+        kept: Mapping[str, Any] = self._kept.features
+        return [kept[f"feature_{place}"] for place in range(self._count)]
+
+
+def _attention(outputs: Any) -> Any:
+    places = ops.mean(ops.square(outputs), axis=-1)
+    return ops.normalize(ops.reshape(places, (ops.shape(places)[0], -1)), axis=-1)
+
+
+def _mean_of_each(values: Any) -> Any:
+    return ops.mean(values, axis=tuple(range(1, len(values.shape))))
