@@ -1,7 +1,7 @@
 from . import data, models, recipes, tasks
 from .data.config import DataConfig
 from .diagnosis.diagnose import diagnose, profile
-from .distillation import DistillationConfig, distill, end_distillation
+from .distillation import DistillationConfig, FeaturePair, distill, end_distillation
 from .errors import (
     ArtifactError,
     ConfigError,
@@ -91,6 +91,7 @@ __all__ = [
     "sensitivity",
     "Sensitivity",
     "DistillationConfig",
+    "FeaturePair",
     "distill",
     "end_distillation",
     "QuantizationConfig",
