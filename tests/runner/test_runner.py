@@ -18,6 +18,7 @@ from tfopt.compat import optimizers as compat
 from tfopt.data import Examples, arrays, image_folder
 from tfopt.data.augment.config import AugmentConfig
 from tfopt.data.config import DataConfig
+from tfopt.distillation import TeacherConfig
 from tfopt.errors import ConfigError, ExportError, TfoptWarning, TrainingError, UnsupportedModelError
 from tfopt.models import mlp
 from tfopt.pruning import PruningConfig
@@ -425,6 +426,23 @@ def test_a_recipe_is_found_by_its_file(tmp_path):
 def test_an_unknown_recipe_is_told_with_the_nearest():
     with pytest.raises(ConfigError, match=r"Unknown recipe 'digits_cn'. .* Did you mean 'digits_cnn'\?"):
         find_recipe("digits_cn")
+
+
+def test_a_parent_teaches_the_later_stages():
+    recipe = dataclasses.replace(TINY, quantization=None, distillation=TeacherConfig(teacher_weight=1.0))
+    losses = {}
+    for name, each in (("taught", recipe), ("alone", dataclasses.replace(recipe, distillation=None))):
+        result = run(each, console=silent())
+        losses[name] = {phase.name: phase.history["loss"] for phase in result.report.phases}
+        assert "compute_loss" not in vars(result.model)
+        assert ("distill" in [report.name for report in result.report.passes]) == (name == "taught")
+    assert losses["taught"]["train"] == losses["alone"]["train"]
+    assert losses["taught"]["prune"][0] < 0.1 * losses["alone"]["prune"][0]  # the parent is still near
+
+
+def test_a_parent_needs_a_stage_after_the_first_one():
+    with pytest.raises(ConfigError, match="teaches the stages that train after the first one"):
+        dataclasses.replace(TRAIN_ONLY, distillation=TeacherConfig())
 
 
 @pytest.mark.slow

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Gt, Le, MinLen
 
 from tfopt.settings.validation import check_fields
 
+PARENT = "parent"
 SoftLoss = Literal["kl", "binary", "mse"]
 FeatureLoss = Literal["mse", "cosine", "attention"]
 
@@ -61,3 +62,30 @@ class DistillationConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TeacherConfig:
+    """Who teaches the model of a recipe.
+
+    Example:
+        >>> TeacherConfig(temperature=2.0).distillation()
+        DistillationConfig(loss='kl', temperature=2.0, features=(), weight=0.5)
+    """
+
+    teacher: Annotated[str, MinLen(1)] = PARENT
+    """Path of a .keras file, an artifact or another SavedModel, which teaches in every fit. "parent" is the model as
+    the first stage has trained it: it teaches the later ones, which shrink, prune or quantize it."""
+    loss: SoftLoss = "kl"
+    """Distance from the teacher's outputs: kl for classes that exclude each other, binary for labels that do not, mse
+    for values."""
+    temperature: Annotated[float, Gt(0)] = 3.0
+    """Temperature of kl and binary, by which logits are divided."""
+    teacher_weight: Annotated[float, Ge(0), Le(1)] = 0.5
+    """Share of the teacher in the loss. The labels have the rest."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    def distillation(self) -> DistillationConfig:
+        return DistillationConfig(loss=self.loss, temperature=self.temperature, weight=self.teacher_weight)

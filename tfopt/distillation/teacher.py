@@ -38,7 +38,7 @@ class Teacher:
         if layers:
             features = [output_of(model, name, "teacher") for name in layers]
             model = _with_features(model, dict(zip(self._features, features, strict=True)))
-        graph = freeze_unfolded(model, trusted=trusted)
+        graph = model if isinstance(model, FrozenGraph) else freeze_unfolded(model, trusted=trusted)
         self.name = graph.name
         plain = replace(
             graph, outputs={name: each for name, each in graph.outputs.items() if name not in self._features}

@@ -5,6 +5,7 @@ of the stages are here too, so that a file with a recipe imports all its words f
 """
 
 from tfopt.data.config import DataConfig
+from tfopt.distillation.config import TeacherConfig
 from tfopt.pruning import PruningConfig, StructuredPruningConfig
 from tfopt.quantization import QuantizationConfig
 from tfopt.recipe.changes import with_changes
@@ -14,6 +15,6 @@ from tfopt.training import TrainingConfig
 
 __all__ = [
     "DataConfig", "Difference", "ModelConfig", "PruningConfig", "QUICK_EPOCHS", "QUICK_EXAMPLES", "QUICK_STEPS",
-    "QuantizationConfig", "Recipe", "StructuredPruningConfig", "TrainingConfig", "differences", "read_changes",
-    "with_changes",
+    "QuantizationConfig", "Recipe", "StructuredPruningConfig", "TeacherConfig", "TrainingConfig", "differences",
+    "read_changes", "with_changes",
 ]  # fmt: skip

@@ -16,6 +16,7 @@ import tyro
 from annotated_types import MinLen
 
 from tfopt.data.config import DataConfig
+from tfopt.distillation.config import PARENT, TeacherConfig
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.exporting.config import Formats, Int8Nodes
 from tfopt.models import BUILDERS, find_builder
@@ -103,6 +104,8 @@ class Recipe(Shown):
     """Settings of the pruning, with fine-tuning. None turns it off."""
     quantization: QuantizationConfig | None = None
     """Settings of the int8 quantization, with or without training. None turns it off."""
+    distillation: TeacherConfig | None = None
+    """Settings of a teacher, from which the fits learn beside the labels. None turns it off."""
     int8_nodes: Int8Nodes = "faster"
     """Nodes of the int8 artifact that run in int8: "faster" chooses the nodes that are measured to be faster in int8 on
     this machine; "all" is every node with an int8 kernel, the same in every run. Weights are stored in int8 in any
@@ -122,6 +125,12 @@ class Recipe(Shown):
             raise ConfigError(
                 f"name must be one line without control characters. Received: name={self.name!r}. "
                 "Write for example name = 'digits_cnn'."
+            )
+        trains_again = self.shrink or self.pruning or (self.quantization and self.quantization.training)
+        if self.distillation is not None and self.distillation.teacher == PARENT and not trains_again:
+            raise ConfigError(
+                "teacher='parent' teaches the stages that train after the first one. Received: a recipe without "
+                "shrink, pruning and quantization with training. Add one, or name the file of a teacher."
             )
         if not is_code(self.task):
             check_name("task", self.task, TASKS, or_a="a Task", accepts=lambda task: isinstance(task, Task))

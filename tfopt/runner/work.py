@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,13 @@ from rich.console import Console
 from tfopt.data import EpochCounter, Examples, InputReport, epoch_steps, measure
 from tfopt.data.augment.augmentation import Augmentation
 from tfopt.data.config import cuts_boxes, pipeline_settings
+from tfopt.distillation import distill, end_distillation
+from tfopt.distillation.config import PARENT
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting import Artifact, ExportConfig, export
 from tfopt.exporting.config import Format
+from tfopt.graph import FrozenGraph
+from tfopt.graph.unfolded import freeze_unfolded
 from tfopt.profiling import GpuMonitor
 from tfopt.profiling.monitoring.callback import LOGGED
 from tfopt.pruning.structured.shrink import find_groups
@@ -62,6 +67,7 @@ class Work:
         self.model = _build(recipe, decided, examples)
         self.phases: list[Phase] = []
         self.passes: list[PassReport] = []
+        self._parent: FrozenGraph | None = None
 
     def fit(
         self,
@@ -103,15 +109,16 @@ class Work:
             augment=self._on_device,
         )
         batches = self._batches(decided)
-        history = self.model.fit(
-            batches,
-            validation_data=self._batches(decided, training=False),
-            epochs=epochs,
-            steps_per_epoch=training.steps_per_epoch,
-            shuffle=False,  # the pipeline shuffles
-            verbose=0,
-            callbacks=[*callbacks, self.monitor, FitProgress(f"{name:5}", console=self.console)],
-        )
+        with self._taught(from_scratch):
+            history = self.model.fit(
+                batches,
+                validation_data=self._batches(decided, training=False),
+                epochs=epochs,
+                steps_per_epoch=training.steps_per_epoch,
+                shuffle=False,  # the pipeline shuffles
+                verbose=0,
+                callbacks=[*callbacks, self.monitor, FitProgress(f"{name:5}", console=self.console)],
+            )
         check_weights(self.model, name, batches)
         has_own_step = type(self.model).train_step is not keras.Model.train_step
         steps_taken = Ledger() if has_own_step else ledger(self.model)
@@ -128,6 +135,21 @@ class Work:
                 compile_seconds=steps_taken.compile_seconds,
             )
         )
+
+    @contextlib.contextmanager
+    def _taught(self, from_scratch: bool) -> Iterator[None]:
+        """Lets the model learn from the recipe's teacher. A parent is the model as the first fit has trained it."""
+        settings, model = self.recipe.distillation, self.model
+        if settings is not None and not (from_scratch and settings.teacher == PARENT):
+            report = distill(model, self._parent or settings.teacher, settings.distillation())
+            if report not in self.passes:
+                self.note(report)
+        try:
+            yield
+        finally:
+            end_distillation(model)
+        if settings is not None and from_scratch and settings.teacher == PARENT:
+            self._parent = freeze_unfolded(model)
 
     def _batches(self, decided: Plan, *, training: bool = True) -> Any:
         """Returns batches of the examples, with the recipe's settings of the pipeline."""

@@ -166,7 +166,7 @@ def stages(cls: type) -> dict[str, type]:
     Example:
         >>> from tfopt.recipe import Recipe
         >>> list(stages(Recipe))
-        ['shrink', 'pruning', 'quantization']
+        ['shrink', 'pruning', 'quantization', 'distillation']
     """
     optional = {name: hint for name, hint in typing.get_type_hints(cls).items() if type(None) in typing.get_args(hint)}
     return {name: config for name, hint in optional.items() if (config := nested_config(hint)) is not None}
