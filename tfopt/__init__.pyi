@@ -13,6 +13,7 @@ from .errors import (
 )
 from .exporting.config import ExportConfig
 from .exporting.export import Artifact, export
+from .exporting.verification.bench import benchmark
 from .exporting.verification.verify import verify
 from .hardware import Hardware
 from .models.float32_outputs import float32_outputs
@@ -33,7 +34,7 @@ from .pruning.sensitivity import sensitivity
 from .pruning.sensitivity_curves import Sensitivity
 from .quantization import QuantizationConfig, QuantizedModel, WeightOnlyConfig, quantization_report, quantize
 from .recipe import ModelConfig, Recipe
-from .report import DiagnosisReport, PassReport, Receipt, StepBreakdown
+from .report import BenchmarkReport, DiagnosisReport, PassReport, Receipt, StepBreakdown
 from .runner import RunResult, run
 from .training import (
     Ledger,
@@ -99,9 +100,11 @@ __all__ = [
     "Artifact",
     "export",
     "verify",
+    "benchmark",
     # records and errors
     "PassReport",
     "Receipt",
+    "BenchmarkReport",
     "TfoptError",
     "TfoptWarning",
     "ConfigError",

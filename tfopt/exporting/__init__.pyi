@@ -1,6 +1,16 @@
 from .config import ExportConfig
 from .export import Artifact, export
+from .verification.bench import benchmark
 from .verification.process import SavedModelProcess, time_in_turns
 from .verification.verify import verify, verify_together
 
-__all__ = ["Artifact", "ExportConfig", "SavedModelProcess", "export", "time_in_turns", "verify", "verify_together"]
+__all__ = [
+    "Artifact",
+    "ExportConfig",
+    "SavedModelProcess",
+    "benchmark",
+    "export",
+    "time_in_turns",
+    "verify",
+    "verify_together",
+]
