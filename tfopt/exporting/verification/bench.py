@@ -29,6 +29,7 @@ from tfopt.tasks.scorer import Metric, check_metric, higher_is_better
 from tfopt.tasks.scores import Score
 from tfopt.timing import in_turns
 
+PAUSE_S = 0.05  # before a turn: threads of ONNX Runtime spin for some 30 ms after their last call
 ROUNDS = 9  # so many that the interval of the ratios leaves out a round that something else has disturbed
 BatchSizes = Annotated[tuple[Annotated[int, Ge(1)], ...], MinLen(1)]
 Threads = Annotated[tuple[Annotated[int, Ge(0)], ...], MinLen(1)]
@@ -163,7 +164,7 @@ def _candidates(models: Sequence[str | Path], trusted: bool) -> list[Candidate]:
 def _baseline(found: Sequence[Candidate], given: str | Path | None) -> Candidate | None:
     if given is None:
         return None
-    named = next((each for each in found if each.path == Path(given)), None)
+    named = next((each for each in found if each.path.resolve() == Path(given).resolve()), None)
     if named is None:
         raise ConfigError(
             f"baseline must be one of the models. Received: baseline={str(given)!r}. The models are "
@@ -218,7 +219,8 @@ def _time(found: Sequence[Candidate], size: int, threads: Sequence[int], seconds
     """Times the calls of one batch size: every model on every number of threads, in turns."""
     sides = [(each, count) for each in _running(found) if size in each.batches for count in threads]
     if sides:
-        turns = in_turns([partial(each.time, size, count, seconds) for each, count in sides], ROUNDS)
+        pause = PAUSE_S if len(sides) > 1 else 0.0
+        turns = in_turns([partial(each.time, size, count, seconds, pause) for each, count in sides], ROUNDS)
         for (each, count), rounds in zip(sides, turns, strict=True):
             each.calls_ms[size, count] = rounds
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -115,8 +116,7 @@ class Candidate:
         if self.manifest is not None:
             self.specs = self.manifest.signature.inputs  # in the model's order
         else:
-            specs = {name: tf.TensorSpec(**spec) for name, spec in self.loaded["inputs"].items()}
-            self.specs = {name: TensorRecord.of(spec) for name, spec in specs.items()}
+            self.specs = {name: _record(name, spec) for name, spec in self.loaded["inputs"].items()}
 
     def choose_inputs(
         self, others: Sequence[Candidate], given: Mapping[str, np.ndarray], open_size: int | None
@@ -168,7 +168,8 @@ class Candidate:
                 f"{', '.join(map(str, batch_sizes))}. Add {fixed} to batch_sizes (--batch-sizes)."
             )
         process = next(iter(self.processes.values()))
-        process.predict(next(iter(self.batches.values())))
+        size, batch = next(iter(self.batches.items()))
+        process.predict(batch, size)
         self.cold_start = process.cold_start()
 
     def predict(self, inputs: Mapping[str, np.ndarray], baseline: Candidate) -> dict[str, np.ndarray]:
@@ -183,10 +184,11 @@ class Candidate:
             )
         return outputs if outputs.keys() == wanted.keys() else dict(zip(wanted, outputs.values(), strict=True))
 
-    def time(self, size: int, threads: int, seconds: float) -> list[float]:
-        """Returns the milliseconds of each call of one round; none after a failure."""
+    def time(self, size: int, threads: int, seconds: float, pause: float) -> list[float]:
+        """Returns the milliseconds of each call of one round, which begins after a pause; none after a failure."""
         found: list[float] = []
         if not self.failure:
+            time.sleep(pause)
             with self.noting_failure():
                 found = self.processes[threads].time_calls(self.batches[size], seconds)
         return found
@@ -230,6 +232,13 @@ class Candidate:
         shares = [share_of(self.scores.by_name[name], against[name], higher) for name in against]
         known = [share for share in shares if share is not None]
         return min(known) if len(known) == len(shares) else None
+
+
+def _record(name: str, spec: Mapping[str, Any]) -> TensorRecord:
+    try:
+        return TensorRecord.of(tf.TensorSpec(**spec))
+    except TypeError as error:  # a dtype that TensorFlow does not have, as ONNX' sequences
+        raise ArtifactError(f"Every input must be a tensor. Received: input {name!r} of {spec['dtype']}.") from error
 
 
 def _export_with_keras(file: Path, target: Path, trusted: bool) -> None:

@@ -52,18 +52,18 @@ def drawn_from(specs: Mapping[str, TensorRecord], open_size: int = OPEN_SIZE) ->
     """Returns how to draw one example for a model: numbers from 0 to 1, and bytes of any value, as pixels are.
 
     Raises:
-        ArtifactError: An input takes strings, or leaves its rank open.
+        ArtifactError: An input takes strings, leaves its rank open, or has no axis for the examples.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     ranges: dict[str, tuple[float, float]] = {}
     for name, spec in specs.items():
         kind = spec.numpy_dtype.kind
-        if spec.shape is None or kind not in "fiub":
+        if not spec.shape or kind not in "fiub":
             raise ArtifactError(
-                f"Inputs can be drawn of numbers in a known rank. Received: input {name!r}, {spec}. Pass inputs "
-                "(--inputs)."
+                f"Inputs can be drawn of numbers in a known rank of at least 1. Received: input {name!r}, {spec}. Pass "
+                "inputs (--inputs)."
             )
-        shapes[name] = (1, *(open_size if size is None else size for size in spec.shape[1:])) if spec.shape else ()
+        shapes[name] = (1, *(open_size if size is None else size for size in spec.shape[1:]))
         is_byte = kind in "iu" and spec.numpy_dtype.itemsize == 1
         ranges[name] = _limits(spec.numpy_dtype) if is_byte else (0.0, 1.0)
     return CheckRecord(ranges=ranges, shapes=shapes, outputs={})
