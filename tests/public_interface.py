@@ -31,6 +31,7 @@ COMMANDS = (
     ["devices"],
     ["export"],
     ["verify"],
+    ["bench"],
     ["launch"],
     ["accelerate"],
     ["report"],

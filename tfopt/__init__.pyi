@@ -14,6 +14,7 @@ from .errors import (
 )
 from .exporting.config import ExportConfig
 from .exporting.export import Artifact, export, export_formats
+from .exporting.verification.bench import benchmark
 from .exporting.verification.verify import verify
 from .hardware import Hardware
 from .models.float32_outputs import float32_outputs
@@ -34,7 +35,7 @@ from .pruning.sensitivity import sensitivity
 from .pruning.sensitivity_curves import Sensitivity
 from .quantization import QuantizationConfig, QuantizedModel, WeightOnlyConfig, quantization_report, quantize
 from .recipe import ModelConfig, Recipe
-from .report import DiagnosisReport, PassReport, Receipt, StepBreakdown
+from .report import BenchmarkReport, DiagnosisReport, PassReport, Receipt, StepBreakdown
 from .runner import RunResult, run
 from .training import (
     Ledger,
@@ -105,9 +106,11 @@ __all__ = [
     "export",
     "export_formats",
     "verify",
+    "benchmark",
     # records and errors
     "PassReport",
     "Receipt",
+    "BenchmarkReport",
     "TfoptError",
     "TfoptWarning",
     "ConfigError",

@@ -86,24 +86,37 @@ def find_example_data(name: str) -> ExampleData:
             f"{', '.join(sorted(RECIPES))}) or a source ({', '.join(sorted(SOURCES))}). Received: {name!r}. "
             "Save arrays with numpy.save or numpy.savez."
         )
-    return ExampleData(arrays=_read(name))
+    return ExampleData(arrays=_labelled(name))
 
 
-def _read(name: str) -> Any:
+def read_arrays(name: str) -> Any:
+    """Returns the array of a .npy file, or the arrays of a .npz file by name.
+
+    Raises:
+        ConfigError: The file does not exist, or cannot be read.
+    """
     check_stored("Example data", name)
     try:
         loaded = np.load(name)
         if isinstance(loaded, np.ndarray):
             return loaded
         with loaded:
-            return (loaded["x"], loaded["y"]) if "y" in loaded.files else loaded["x"]
-    except KeyError as error:
-        raise ConfigError(
-            f"A .npz file must hold an array x, and y for labels. Received: {name} with {loaded.files}. "
-            "Write it again with numpy.savez(file, x=inputs, y=labels)."
-        ) from error
+            return {each: loaded[each] for each in loaded.files}
     except (OSError, ValueError, *DAMAGED) as error:
         raise ConfigError(
             f"Example data must be a readable NumPy file. Received: {name!r} ({error}). Write it again with numpy.save "
             "or numpy.savez."
         ) from error
+
+
+def _labelled(name: str) -> Any:
+    """Returns the inputs of a file, or (inputs, labels)."""
+    loaded = read_arrays(name)
+    if isinstance(loaded, np.ndarray):
+        return loaded
+    if "x" not in loaded:
+        raise ConfigError(
+            f"A .npz file must hold an array x, and y for labels. Received: {name} with {list(loaded)}. "
+            "Write it again with numpy.savez(file, x=inputs, y=labels)."
+        )
+    return (loaded["x"], loaded["y"]) if "y" in loaded else loaded["x"]

@@ -1,5 +1,6 @@
 from .config import ExportConfig
 from .export import Artifact, export, export_formats
+from .verification.bench import benchmark
 from .verification.process import SavedModelProcess, time_in_turns
 from .verification.verify import verify, verify_together
 
@@ -9,6 +10,7 @@ __all__ = [
     "SavedModelProcess",
     "export",
     "export_formats",
+    "benchmark",
     "time_in_turns",
     "verify",
     "verify_together",

@@ -53,7 +53,10 @@ class Scoreboard:
         self._reference: Any = None
 
     def add(self, labels: Any, outputs: Mapping[Any, Mapping[str, np.ndarray]], reference: Any) -> None:
-        """Adds a chunk. The outputs are by artifact and name; those of `reference` tell the kind of classifier."""
+        """Adds a chunk. The outputs are by artifact and name; those of `reference` tell the kind of classifier.
+
+        An artifact that a chunk leaves out must be left out of all that follow, and has no scores.
+        """
         self._reference = reference
         if new_score(self._metric) is None:
             self._kept.append((labels, outputs))
@@ -97,11 +100,8 @@ class Scoreboard:
     def _of_kept(self) -> dict[Any, Scores]:
         labels = _concatenated([labels for labels, _ in self._kept])
         outputs = {
-            artifact: {
-                name: np.concatenate([chunk[artifact][name] for _, chunk in self._kept])
-                for name in self._kept[0][1][artifact]
-            }
-            for artifact in self._kept[0][1]
+            artifact: {name: np.concatenate([chunk[artifact][name] for _, chunk in self._kept]) for name in given}
+            for artifact, given in self._kept[-1][1].items()
         }
         scorer = Scorer(self._metric, labels, outputs[self._reference], self._ops)
         found = {}

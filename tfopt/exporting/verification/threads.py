@@ -21,7 +21,7 @@ from tfopt.exporting.parity import draw_batch
 from tfopt.exporting.verification.process import ROUNDS, alternate, runs
 from tfopt.hardware import detect
 from tfopt.report import ServingTimes, ThreadTimes
-from tfopt.report.formatting import speed_verdict
+from tfopt.report.ranking import is_faster
 from tfopt.timing import estimate, in_turns
 
 ThreadCounts = tuple[Annotated[int, Ge(1)], ...]
@@ -95,15 +95,11 @@ def _compare(batch_size: int, threads: tuple[int, ...], times: Sequence[Sequence
     """Returns the record of the milliseconds of each call, for each number of threads and each round."""
     medians = [float(np.median(np.concatenate(rounds))) for rounds in times]
     best = int(np.argmin(medians))
-    beaten = [_beats(times[best], rounds) for place, rounds in enumerate(times) if place != best]
+    rounds = [[float(np.median(calls)) for calls in each] for each in times]
+    beaten = [is_faster(rounds[best], other) for place, other in enumerate(rounds) if place != best]
     return ThreadTimes(
         batch_size=batch_size,
         threads=threads,
         latency_ms_median=tuple(medians),
         best_threads=threads[best] if all(beaten) else None,
     )
-
-
-def _beats(best: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> bool:
-    ratio = estimate([float(np.median(slow) / np.median(fast)) for fast, slow in zip(best, other, strict=True)])
-    return speed_verdict(ratio.median, ratio.least, ratio.most) == "faster"

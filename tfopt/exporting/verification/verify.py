@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import math
 import os
-import tarfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,9 +23,11 @@ from tfopt.exporting.manifest import (
     read_manifest,
 )
 from tfopt.exporting.parity import draw_batch
+from tfopt.exporting.verification.inputs import matched_names
 from tfopt.exporting.verification.measured import MeasuredArtifact
 from tfopt.exporting.verification.process import alternate
 from tfopt.exporting.verification.scoring import Scoreboard, chunks, not_scored
+from tfopt.exporting.verification.sizes import bytes_on_disk, gzip_bytes
 from tfopt.exporting.verification.threads import ThreadCounts, measure_threads
 from tfopt.hardware import detect
 from tfopt.report import Receipt
@@ -257,8 +257,8 @@ def _receipt(artifact: MeasuredArtifact, batch_size: int) -> Receipt:
         scores=scores.by_name if scores else {},
         baseline_scores=against.by_name if against else {},
         higher_is_better=scores.higher_is_better if scores else True,
-        bytes_on_disk=sum(file.stat().st_size for file in _files(artifact.path)),
-        gzip_bytes=_gzip_bytes(artifact.path),
+        bytes_on_disk=bytes_on_disk(artifact.path),
+        gzip_bytes=gzip_bytes(artifact.path),
         weight_count=artifact.weight_count,
         zero_count=artifact.zero_count,
         batch_size=batch_size,
@@ -297,18 +297,6 @@ def ratio_range(baseline: list[list[float]], artifact: list[list[float]]) -> tup
     return min(ratios), max(ratios)
 
 
-def _files(path: Path) -> list[Path]:
-    return sorted(file for file in path.rglob("*") if file.is_file())
-
-
-def _gzip_bytes(path: Path) -> int:
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
-        for file in _files(path):
-            archive.add(file, arcname=file.relative_to(path))
-    return buffer.getbuffer().nbytes
-
-
 def find_baseline(path: Path, manifest: Manifest, given: str | Path | None) -> tuple[Path | None, str]:
     """Returns the baseline's directory, or None and the reason.
 
@@ -340,19 +328,10 @@ def find_baseline(path: Path, manifest: Manifest, given: str | Path | None) -> t
 
 
 def input_names(wanted: Mapping[str, TensorRecord], path: Path, manifest: Manifest) -> dict[str, str]:
-    """Returns an artifact's name for each of the wanted inputs.
-
-    Names can differ, because Keras numbers unnamed inputs anew in every process. Then shapes and types decide.
-    """
+    """Returns an artifact's name for each of the wanted inputs."""
     own = manifest.signature.inputs
-    if wanted.keys() == own.keys():
-        names = {name: name for name in wanted}
-    else:
-        candidates = {name: [other for other, its in own.items() if its.fits(spec)] for name, spec in wanted.items()}
-        names = {name: found[0] for name, found in candidates.items() if len(found) == 1}
-    if not len(wanted) == len(own) == len({*names.values()}) or not all(
-        own[names[name]].fits(spec) for name, spec in wanted.items()
-    ):
+    names = matched_names(wanted, own)
+    if names is None:
         takes, given = (", ".join(f"{name} {spec}" for name, spec in specs.items()) for specs in (wanted, own))
         raise ConfigError(
             f"baseline must take the artifact's inputs, {takes}. Received: {path}, which takes {given}. If they are "
