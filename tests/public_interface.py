@@ -31,6 +31,7 @@ COMMANDS = (
     ["devices"],
     ["export"],
     ["verify"],
+    ["inspect"],
     ["launch"],
     ["accelerate"],
     ["report"],

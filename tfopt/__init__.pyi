@@ -13,6 +13,8 @@ from .errors import (
 )
 from .exporting.config import ExportConfig
 from .exporting.export import Artifact, export
+from .exporting.inspection.inspect import inspect
+from .exporting.inspection.record import Inspection
 from .exporting.verification.verify import verify
 from .hardware import Hardware
 from .models.float32_outputs import float32_outputs
@@ -99,6 +101,8 @@ __all__ = [
     "Artifact",
     "export",
     "verify",
+    "inspect",
+    "Inspection",
     # records and errors
     "PassReport",
     "Receipt",

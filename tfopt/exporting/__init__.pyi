@@ -1,6 +1,18 @@
 from .config import ExportConfig
 from .export import Artifact, export
+from .inspection.inspect import inspect
+from .inspection.record import Inspection
 from .verification.process import SavedModelProcess, time_in_turns
 from .verification.verify import verify, verify_together
 
-__all__ = ["Artifact", "ExportConfig", "SavedModelProcess", "export", "time_in_turns", "verify", "verify_together"]
+__all__ = [
+    "Artifact",
+    "ExportConfig",
+    "Inspection",
+    "SavedModelProcess",
+    "export",
+    "inspect",
+    "time_in_turns",
+    "verify",
+    "verify_together",
+]
