@@ -32,6 +32,7 @@ COMMANDS = (
     ["export"],
     ["verify"],
     ["bench"],
+    ["inspect"],
     ["launch"],
     ["accelerate"],
     ["report"],

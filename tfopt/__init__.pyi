@@ -15,6 +15,8 @@ from .errors import (
 from .exporting.config import ExportConfig
 from .exporting.export import Artifact, export, export_formats
 from .exporting.verification.bench import benchmark
+from .exporting.inspection.inspect import inspect
+from .exporting.inspection.record import Inspection
 from .exporting.verification.verify import verify
 from .hardware import Hardware
 from .models.float32_outputs import float32_outputs
@@ -107,6 +109,8 @@ __all__ = [
     "export_formats",
     "verify",
     "benchmark",
+    "inspect",
+    "Inspection",
     # records and errors
     "PassReport",
     "Receipt",

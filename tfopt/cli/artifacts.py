@@ -1,4 +1,4 @@
-"""The commands for artifacts and reports: `tfopt export`, `tfopt verify` and `tfopt report`."""
+"""The commands for artifacts and reports: `tfopt export`, `tfopt verify`, `tfopt inspect` and `tfopt report`."""
 
 from __future__ import annotations
 
@@ -44,6 +44,21 @@ class VerifyOptions:
     """Signature to call, for example serving_float. By default serving_default, if TensorFlow can run it here."""
     trusted: bool = False
     """Run an artifact that touches files or the network. Without it, such an artifact is refused before it runs."""
+    json: bool = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class InspectOptions:
+    """Shows what a model file holds: inputs and outputs, operators by type, parameters, multiply-adds, largest layers.
+
+    Of an artifact also which nodes are in int8 and which are in float, and why. Nothing of the model runs.
+    """
+
+    path: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR|FILE")]
+    """Directory of an artifact or of a SavedModel, or an .onnx, .tflite or .xml file (of OpenVINO)."""
+    open_size: int = 128
+    """What an open size other than the batch counts as, such as the length of a sequence. The batch is one example."""
     json: bool = False
     """Print JSON."""
 
@@ -124,6 +139,22 @@ def verify_command(words: list[str]) -> int:
         raise CheckError(error) from error
     say(receipt.to_json() if options.json else receipt)
     return SUCCESS if receipt.ok else CHECK_FAILED
+
+
+def inspect_command(words: list[str]) -> int:
+    options = parse(InspectOptions, words, "tfopt inspect")
+    start_tensorflow()
+    from tfopt.atomic.directories import MARK
+    from tfopt.exporting import inspect
+
+    try:
+        inspection = inspect(options.path, open_size=options.open_size)
+    except ArtifactError as error:
+        if Path(options.path, MARK).is_file():  # it was an artifact, and is damaged
+            raise CheckError(error) from error
+        raise
+    say(inspection.to_json() if options.json else inspection)
+    return CHECK_FAILED if inspection.problems else SUCCESS
 
 
 def report_command(words: list[str]) -> int:

@@ -1,6 +1,8 @@
 from .config import ExportConfig
 from .export import Artifact, export, export_formats
 from .verification.bench import benchmark
+from .inspection.inspect import inspect
+from .inspection.record import Inspection
 from .verification.process import SavedModelProcess, time_in_turns
 from .verification.verify import verify, verify_together
 
@@ -11,6 +13,8 @@ __all__ = [
     "export",
     "export_formats",
     "benchmark",
+    "Inspection",
+    "inspect",
     "time_in_turns",
     "verify",
     "verify_together",

@@ -62,7 +62,7 @@ class FrozenGraph:
     def shapes(self) -> dict[str, tf.TensorShape]:
         """Returns the shape of each tensor by its name, as far as TensorFlow infers it."""
         with tf.Graph().as_default() as graph:
-            tf.graph_util.import_graph_def(_without_weights(self.graph_def), name="")
+            tf.graph_util.import_graph_def(without_weights(self.graph_def), name="")
         return {
             tensor.name.removesuffix(":0"): tensor.shape
             for operation in graph.get_operations()
@@ -160,8 +160,8 @@ def free_graphs(graph_def: Any) -> None:
         gc.collect()
 
 
-def _without_weights(graph_def: Any) -> Any:
-    """Returns the graph with placeholders in place of large constants, which TensorFlow imports faster."""
+def without_weights(graph_def: Any) -> Any:
+    """Returns a graph with placeholders in place of its large constants, which TensorFlow imports faster."""
     light = type(graph_def)(versions=graph_def.versions, library=graph_def.library)
     for node in graph_def.node:
         if _is_large(node):

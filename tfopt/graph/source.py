@@ -31,6 +31,7 @@ from tfopt.settings.validation import check_stored
 HALF = (tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum)
 FLOAT = tf.float32.as_datatype_enum
 WIDENED = "_float32"
+OTHER_BACKENDS = ("jax", "jaxlib", "flax", "torch")
 TABLE_OPS = frozenset({"HashTable", "HashTableV2", "MutableHashTable", "MutableHashTableV2"})
 
 
@@ -150,7 +151,7 @@ def _runs_anywhere(graph: FrozenGraph) -> FrozenGraph:
 def _keras_function(model: keras.Model) -> Any:
     try:
         specs = input_signature(model)
-    except ValueError as error:
+    except (ValueError, AttributeError) as error:  # the latter of a Sequential with a layer that could not be called
         raise UnsupportedModelError(
             f"model must be built before it can be exported. Received: {model.name!r} "
             f"({type(model).__name__}), which has no input shape yet. Call it once on a batch of real shape."
@@ -215,9 +216,30 @@ def load_keras(file: Path, trusted: bool) -> keras.Model:
                 f"A .keras file must hold no code and name no files. Received: {file} ({reason[0].strip()}). If you "
                 "trust its source, pass trusted=True (--trusted)."
             ) from error
+        cause = _innermost(error)
         raise ArtifactError(
-            f"source must be a readable .keras file. Received: {file} ({_reason(error)}). Save it again."
+            f"source must be a readable .keras file. Received: {file} ({_reason(cause)}). {_remedy(cause)}"
         ) from error
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """Returns the first of the errors that led to an error: Keras' own last one tells of its classes only."""
+    while (before := error.__cause__ or error.__context__) is not None:
+        error = before
+    return error
+
+
+def _remedy(error: BaseException) -> str:
+    """Returns what to do about an error of `load_model`. A file of another backend may name that backend's code."""
+    foreign = re.search(rf"'module': '({'|'.join(OTHER_BACKENDS)})\b.*?'class_name': '(\w+)'", str(error))
+    if foreign is not None:
+        return (
+            f"The model uses {foreign[2]} of {foreign[1]}, which TensorFlow cannot run: replace it by one of keras.ops "
+            "or keras.activations, and save the model again."
+        )
+    if str(error).startswith("Could not locate"):
+        return "Import the code that registers it, which must be written with keras.ops to run in TensorFlow."
+    return "Save it again."
 
 
 def _saved_model_function(directory: Path, signature: str, trusted: bool) -> Any:
@@ -244,8 +266,9 @@ def _saved_model_function(directory: Path, signature: str, trusted: bool) -> Any
     return function
 
 
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).splitlines()[:1])}"
+def _reason(error: BaseException) -> str:
+    line = next(iter(str(error).splitlines()), "")
+    return f"{type(error).__name__}: {line.partition(' Full object config')[0]}"
 
 
 def _input_specs(function: Any) -> list[Any]:

@@ -133,8 +133,12 @@ def check_saved_model(directory: str | Path) -> None:
         ) from error
     except (OSError, UnicodeDecodeError, ProtobufError, tf.errors.OpError):
         return
-    found = [unsafe for part in saved.meta_graphs for unsafe in _MetaGraph(part, Path(directory)).unsafe()]
-    refuse(found, str(directory))
+    refuse(unsafe_nodes(saved, Path(directory)), str(directory))
+
+
+def unsafe_nodes(saved: Any, directory: Path) -> list[tuple[str, str, str]]:
+    """Returns the unsafe nodes of the protobuf of a SavedModel: of each its name, its op and what it touches."""
+    return [unsafe for part in saved.meta_graphs for unsafe in _MetaGraph(part, directory).unsafe()]
 
 
 class _MetaGraph:

@@ -11,6 +11,7 @@ import contextlib
 import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
@@ -75,7 +76,7 @@ def convert(graph: FrozenGraph, *, signed: bool = False) -> onnx.ModelProto:
     for node in all_nodes(model.graph):
         if not onnx.defs.has(node.op_type, OPSET, node.domain):
             raise _not_convertible(graph, f"{node.name!r} is a {node.op_type}, which ONNX does not have")
-    model.producer_name = PRODUCER
+    model.producer_name, model.producer_version = PRODUCER, version(PRODUCER)
     _name_sizes(model)
     return model
 

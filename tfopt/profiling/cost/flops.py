@@ -66,14 +66,28 @@ def _matmul(operation: Any) -> int:
     return _values(operation.outputs[0]) * int(operation.inputs[0].shape[-2 if transposed else -1])
 
 
+def _int8_matmul(operation: Any) -> int:
+    return _values(operation.outputs[0]) * int(operation.inputs[0].shape[-1])
+
+
 def _einsum(operation: Any) -> int:
-    if len(operation.inputs) < 2:
+    tensors = (*operation.inputs, *operation.outputs)
+    return einsum_multiply_adds(operation.get_attr("equation").decode(), [tensor.shape for tensor in tensors])
+
+
+def einsum_multiply_adds(equation: str, shapes: Sequence[Any]) -> int:
+    """Returns the multiply-adds of an einsum from the shapes of its operands and of its result.
+
+    Example:
+        >>> einsum_multiply_adds("bij,jk->bik", [(2, 3, 4), (4, 5), (2, 3, 5)])
+        120
+    """
+    if len(shapes) < 3:
         return 0  # a transposition or a sum
-    equation = operation.get_attr("equation").decode()
     terms, result = equation.split("->")
     sizes: dict[str, int] = {}
-    for term, tensor in zip((*terms.split(","), result), (*operation.inputs, *operation.outputs), strict=True):
-        sizes |= _letters(term, [int(size) for size in tensor.shape])
+    for term, shape in zip((*terms.split(","), result), shapes, strict=True):
+        sizes |= _letters(term, [int(size) for size in shape])
     return math.prod(sizes.values())
 
 
@@ -136,6 +150,10 @@ COUNTED: dict[str, Callable[[Any], int]] = {
     "Conv2DBackpropFilter": _of_filter(_filter_values),
     "Conv3DBackpropFilterV2": _of_filter(_filter_values),
     "DepthwiseConv2dNativeBackpropFilter": _of_filter(_depthwise_values),
+    # oneDNN's int8 kernels, which an exported graph has.
+    "_FusedQuantizedConv2D": _forward(_filter_values),
+    "_FusedQuantizedDepthwiseConv2D": _forward(_depthwise_values),
+    "_QuantizedMatMul": _int8_matmul,
     "CudnnRNN": _cudnn_rnn,
     "CudnnRNNV2": _cudnn_rnn,
     "CudnnRNNV3": _cudnn_rnn,

@@ -1,0 +1,165 @@
+"""`tfopt.inspect`: what a model file holds, without running anything of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from tfopt.atomic.directories import MARK
+from tfopt.errors import ArtifactError, ConfigError, TfoptError
+from tfopt.exporting.formats import FORMATS, SAVED_MODEL
+from tfopt.exporting.inspection.contents import Contents
+from tfopt.exporting.inspection.record import Inspection, NodeChoice
+from tfopt.exporting.manifest import Manifest, read_intact_manifest, read_manifest
+
+OPEN_SIZE = 128
+WEIGHTS = ".bin"  # beside an .xml file of OpenVINO
+
+
+@dataclass(frozen=True, kw_only=True)
+class Readable:
+    """A format that can be read: the file in a directory, and the packages of its reader."""
+
+    file: str
+    packages: tuple[str, ...] = ()
+
+
+READABLE = {
+    SAVED_MODEL: Readable(file=FORMATS[SAVED_MODEL].file),
+    "onnx": Readable(file=FORMATS["onnx"].file, packages=("onnx",)),
+    "litert": Readable(file="model.tflite", packages=("ai_edge_litert",)),
+    "openvino": Readable(file="model.xml", packages=("openvino",)),
+}
+"""The formats by name. The module of that name here reads each, and tfopt's extra of that name has the packages."""
+
+
+def inspect(path: str | Path, *, open_size: int = OPEN_SIZE) -> Inspection:
+    """Reads what a model file holds: tensors, operators with their types, parameters, multiply-adds, largest layers.
+
+    Nothing of the model runs, so that a file from an unknown source can be inspected. Of an artifact of tfopt, the
+    manifest tells which nodes are in int8 and which are in float, and why, and whether the files are as written.
+
+    Args:
+        path: The directory of an artifact or of a SavedModel, or an .onnx, .tflite or .xml file (of OpenVINO).
+        open_size: What an open size other than the batch, such as the length of a sequence, counts as. The batch is
+            one example. A LiteRT file has its shapes for open sizes of 1 only.
+    Returns: The record. Its `problems` tell whether the files of an artifact are damaged.
+    Raises:
+        ArtifactError: There is no model at the path, or it cannot be read.
+        ConfigError: A package that reads the format is missing, or open_size is not positive.
+    Example:
+        >>> import keras, tempfile, tfopt
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, use_bias=False)])
+        >>> artifact = tfopt.export(model, tempfile.mkdtemp() + "/tiny")
+        >>> inspection = inspect(artifact.path)
+        >>> inspection.parameters, inspection.multiply_adds, inspection.as_written
+        (8, 8, True)
+    """
+    if isinstance(open_size, bool) or not isinstance(open_size, int) or open_size < 1:
+        raise ConfigError(
+            f"open_size must be a whole number of at least 1. Received: open_size={open_size!r}. Pass a length."
+        )
+    given = Path(path)
+    name, file = _model_at(given)
+    manifest, problems = _manifest(given)
+    try:
+        contents = _read(name, file, open_size)
+    except ArtifactError as error:
+        if problems:  # they say more of an artifact
+            raise ArtifactError(problems[0]) from error
+        raise
+    return Inspection(
+        path=str(path),
+        format=name,
+        precision=manifest.precision if manifest else None,
+        inputs=contents.inputs,
+        outputs=contents.outputs,
+        operators=contents.operators,
+        weights=contents.weights,
+        choices=tuple(_choices(manifest.report or {})) if manifest else (),
+        sizes=contents.sizes,
+        bytes_on_disk=sum(each.stat().st_size for each in _files(given, file)),
+        versions=({"exported by": f"tfopt {manifest.tfopt}"} if manifest else {}) | dict(contents.versions),
+        requires=manifest.requires if manifest else None,
+        as_written=not problems if manifest or problems else None,
+        outside=contents.outside,
+        notes=contents.notes,
+        problems=problems,
+    )
+
+
+def _model_at(path: Path) -> tuple[str, Path]:
+    """Returns the format of the model at a path, and its file."""
+    for name, each in READABLE.items():
+        if (path / each.file).is_file():
+            return name, path / each.file
+        if path.is_file() and path.suffix.lower() == Path(each.file).suffix:
+            return name, path
+    known = ", ".join(each.file for each in READABLE.values())
+    rule = "path must be a directory that holds a model, or the model's file"
+    if not path.exists():
+        raise ArtifactError(f"{rule}. Received: {path}, which does not exist. Check the path.")
+    if path.is_dir():
+        raise ArtifactError(f"{rule}. Received: {path}, which holds none of {known}. Name the directory of a model.")
+    if path.suffix == ".keras":
+        raise ArtifactError(
+            f"{rule}. Received: {path}, which holds layers and no graph. Export it: tfopt export IN OUT."
+        )
+    raise ArtifactError(f"{rule}. Received: {path}, whose ending is none of .onnx, .tflite, .xml and .pb. Rename it.")
+
+
+def _manifest(path: Path) -> tuple[Manifest | None, tuple[str, ...]]:
+    """Returns the manifest of an artifact, and what is wrong with its files."""
+    if not (path / MARK).is_file():
+        return None, ()
+    try:
+        return read_intact_manifest(path), ()
+    except ArtifactError as error:
+        problem = str(error)
+    try:
+        return read_manifest(path), (problem,)
+    except ArtifactError:
+        return None, (problem,)
+
+
+def _read(name: str, file: Path, open_size: int) -> Contents:
+    packages = READABLE[name].packages
+    missing = [each for each in packages if find_spec(each) is None]
+    if missing:
+        raise ConfigError(
+            f"A model in the format {name!r} needs the packages {', '.join(packages)} to be read. Received: an "
+            f"environment without {', '.join(missing)}. Install them: pip install 'tfopt[{name}]'."
+        )
+    reader: Any = import_module(f"tfopt.exporting.inspection.{name}")
+    try:
+        contents: Contents = reader.read(file, open_size)
+    except (TfoptError, MemoryError, PermissionError):
+        raise
+    except Exception as error:  # a damaged file fails in many ways, from IndexError to DecodeError
+        reason = " ".join(str(error).split())[:200] or "it is damaged"
+        raise ArtifactError(
+            f"path must be a readable model. Received: {file} ({type(error).__name__}: {reason}). Write it again."
+        ) from error
+    return contents
+
+
+def _choices(report: Mapping[str, Any]) -> Iterator[NodeChoice]:
+    for each in report.get("changed", ()):
+        yield NodeChoice(name=each["name"], kind=each["kind"], quantized=True, reason=each["detail"])
+    for each in report.get("skipped", ()):
+        yield NodeChoice(name=each["name"], kind=each["kind"], quantized=False, reason=each["reason"])
+
+
+def _files(given: Path, file: Path) -> Iterator[Path]:
+    """Returns the files of a model: all in its directory, or the one with the weights that lie beside it."""
+    if given.is_dir() or file.name == FORMATS[SAVED_MODEL].file:
+        directory = given if given.is_dir() else file.parent
+        yield from (each for each in directory.rglob("*") if each.is_file())
+    else:
+        yield file
+        if file.suffix == Path(READABLE["openvino"].file).suffix and file.with_suffix(WEIGHTS).is_file():
+            yield file.with_suffix(WEIGHTS)

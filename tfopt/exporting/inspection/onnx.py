@@ -1,0 +1,239 @@
+"""Reads an ONNX file. Shapes are inferred by onnx itself; no runtime loads the file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from tfopt.exporting.inspection.contents import Contents, Node, Operator, Storage, Weight, assumed, convolution
+from tfopt.exporting.manifest import TensorRecord
+from tfopt.profiling.cost.flops import einsum_multiply_adds
+
+Shape = Sequence[int]
+PAIR = ("QuantizeLinear", "DequantizeLinear")
+STORED_TYPES = ("float", "double", "bfloat", "int8", "uint8", "int4", "uint4", "int2", "uint2")
+INTERNAL = ("Constant", "Identity")
+
+
+def read(path: Path, open_size: int) -> Contents:
+    """Reads the main graph and the bodies of its loops and branches."""
+    model = onnx.load(str(path), load_external_data=False)
+    if not model.graph.node or not model.opset_import:
+        raise ValueError("it holds no graph of ONNX")
+    graph = model.graph
+    held = {each.name for each in graph.initializer}
+    inputs = {each.name: _record(each) for each in graph.input if each.name not in held}
+    sizes = {name: assumed(record.shape, open_size) for name, record in inputs.items() if record.shape is not None}
+    external = sorted({_location(each) for each in graph.initializer if each.data_location == TensorProto.EXTERNAL})
+    notes = [f"weights are in {', '.join(external)}, which is not read"] if external else []
+    inferred, reason = _inferred(model, sizes)
+    notes += [reason] if reason else []
+    found = _Graph(inferred.graph, {}, {})
+    domains = {each.domain: each.version for each in model.opset_import}
+    return Contents(
+        inputs=inputs,
+        outputs={each.name: _record(each) for each in graph.output},
+        operators=tuple(found.operators()),
+        weights=tuple(found.weights.values()),
+        versions={
+            "ONNX": f"opset {', '.join(_opset(name, number) for name, number in domains.items())}, IR "
+            f"{model.ir_version}",
+            "written by": f"{model.producer_name} {model.producer_version}".strip() or "unknown",
+        },
+        sizes=sizes,
+        outside=tuple(f"weights of {each!r} touch files" for each in external if _leads_outside(each)),
+        notes=(*notes, *found.notes),
+    )
+
+
+def _opset(domain: str, version: int) -> str:
+    return f"{version} of {domain}" if domain else str(version)
+
+
+def _location(tensor: Any) -> str:
+    return next((each.value for each in tensor.external_data if each.key == "location"), "")
+
+
+def _leads_outside(location: str) -> bool:
+    path = Path(location)
+    return path.is_absolute() or ".." in path.parts
+
+
+def _record(value: Any) -> TensorRecord:
+    tensor = value.type.tensor_type
+    known = tensor.HasField("shape")
+    shape = tuple(size.dim_value if size.HasField("dim_value") else None for size in tensor.shape.dim)
+    return TensorRecord(shape=shape if known else None, dtype=_dtype(tensor.elem_type))
+
+
+def _dtype(number: int) -> str:
+    """Returns the name of a type as NumPy has it."""
+    name = TensorProto.DataType.Name(number).lower()
+    return {"float": "float32", "double": "float64", "undefined": ""}.get(name, name)
+
+
+def _inferred(model: Any, sizes: Mapping[str, Shape]) -> tuple[Any, str]:
+    """Returns the model with the shapes of its tensors for one example, or as it is and why there are none."""
+    light = onnx.ModelProto()
+    light.CopyFrom(model)
+    for value in light.graph.input:
+        for axis, size in enumerate(sizes.get(value.name, ())):
+            value.type.tensor_type.shape.dim[axis].dim_value = size
+    for value in light.graph.output:
+        value.type.tensor_type.ClearField("shape")
+    del light.graph.value_info[:]
+    try:
+        return onnx.shape_inference.infer_shapes(light, data_prop=True), ""
+    except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
+        return model, f"shapes are unknown: {str(error).splitlines()[0]}"
+
+
+class _Graph:
+    """One graph with its weights, and with the shapes and types of its tensors and of those around it."""
+
+    def __init__(self, graph: Any, shapes: dict[str, Shape], types: dict[str, str], executions: int = 1) -> None:
+        self.graph, self.executions = graph, executions
+        self.shapes, self.types = dict(shapes), dict(types)
+        self.dequantized: dict[str, str] = {}
+        self.notes: list[str] = []
+        self.inner: list[Operator] = []
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            record = _record(value)
+            self.types[value.name] = record.dtype
+            if record.shape is not None and None not in record.shape:
+                self.shapes[value.name] = tuple(size for size in record.shape if size is not None)
+        self.constants = {each.name: each for each in graph.initializer}
+        for node in graph.node:
+            if node.op_type == "Constant":
+                self.constants.update((node.output[0], each.t) for each in node.attribute if each.name == "value")
+        for name, tensor in self.constants.items():
+            self.shapes[name], self.types[name] = tuple(tensor.dims), _dtype(tensor.data_type)
+        self.weights = {each.name: each for each in self._weights()}
+
+    def _weights(self) -> Iterator[Weight]:
+        grids = {name for node in self.graph.node if node.op_type in PAIR for name in node.input[1:]}
+        points = {
+            node.input[0]: node.input[2] for node in self.graph.node if len(node.input) > 2 and node.op_type in PAIR
+        }
+        biases = {node.input[0] for node in self.graph.node if node.op_type == "DequantizeLinear"}
+        for name, tensor in self.constants.items():
+            dtype, count = self.types[name], math.prod(tensor.dims)
+            if count < 2 or name in grids or not (dtype.startswith(STORED_TYPES) or name in biases):
+                continue
+            if tensor.data_location == TensorProto.EXTERNAL:
+                size = count * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+                yield Weight(name=name, shape=tuple(tensor.dims), dtype=dtype, size_bytes=size)
+            else:
+                point = self.constants.get(points.get(name, ""))
+                zero = np.unique(numpy_helper.to_array(point)) if point is not None else np.zeros(1)
+                values = numpy_helper.to_array(tensor)
+                yield Weight.of(name, values, dtype, int(zero[0]) if zero.size == 1 else 0)
+
+    def operators(self, around: Mapping[str, Iterable[str]] | None = None) -> list[Operator]:
+        """Returns the operators. `around` has the weights of the tensors that a loop gives to its body."""
+        own = self.weights.keys() & self.constants.keys()
+        storage = Storage({**(around or {}), **{name: [name] if name in own else [] for name in self.constants}})
+        found = []
+        for node in self.graph.node:
+            if node.output[0] in self.constants:
+                continue
+            operator = storage.operator(self._node(node))
+            bodies = [body for each in node.attribute for body in ([each.g] if each.HasField("g") else each.graphs)]
+            for body in bodies:
+                self._enter(node, body, storage)
+            if node.op_type not in INTERNAL:
+                found.append(replace(operator, weights=()) if bodies else operator)
+        return [*found, *self.inner]
+
+    def _enter(self, node: Any, body: Any, storage: Storage) -> None:
+        """Reads the body of a loop or a branch, which also sees the tensors around it."""
+        inner = _Graph(body, self.shapes, self.types, self.executions * self._rounds(node))
+        given = zip([each.name for each in body.input], node.input, strict=False)
+        held = {name: weights for name, tensor in given if (weights := storage.of(tensor))}
+        self.inner += inner.operators(storage.known | held)
+        self.weights |= inner.weights
+        self.notes += inner.notes
+
+    def _node(self, node: Any) -> Node:
+        if node.op_type == "DequantizeLinear":
+            self.dequantized[node.output[0]] = self.types.get(node.input[0], "")
+        return Node(
+            name=node.name or node.output[0],
+            kind=node.op_type,
+            dtype=self._computes_in(node),
+            reads=list(node.input),
+            writes=list(node.output),
+            multiply_adds=self._multiply_adds(node),
+            executions=self.executions,
+        )
+
+    def _computes_in(self, node: Any) -> str:
+        operands = [name for name in node.input if self.types.get(name, "float32").startswith(("float", "bfloat"))]
+        operands = operands[:2] if node.op_type in COUNTED else operands
+        if node.op_type not in PAIR and operands and all(name in self.dequantized for name in operands):
+            return self.dequantized[operands[-1]]
+        return self.types.get(node.output[0], "")
+
+    def _rounds(self, node: Any) -> int:
+        """Returns the rounds of a loop; 1 for any other node."""
+        if node.op_type not in ("Loop", "Scan"):
+            return 1
+        if node.op_type == "Loop" and node.input[0] in self.constants:
+            return int(numpy_helper.to_array(self.constants[node.input[0]]).reshape(-1)[0])
+        scanned = next((each.i for each in node.attribute if each.name == "num_scan_inputs"), 0)
+        if scanned and node.input[-1] in self.shapes:
+            return int(self.shapes[node.input[-1]][0])
+        self.notes.append(f"{node.name} ({node.op_type}): the rounds are known only in the run; one round counts")
+        return 1
+
+    def _multiply_adds(self, node: Any) -> int | None:
+        count = COUNTED.get(node.op_type)
+        if count is None:
+            return 0
+        attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+        try:
+            return count(
+                [self.shapes[name] if name else () for name in node.input], self.shapes[node.output[0]], attributes
+            )
+        except (KeyError, IndexError, ZeroDivisionError):
+            return None
+
+
+Counter = Callable[[Sequence[Shape], Shape, Mapping[str, Any]], int]
+
+
+def _convolution(place: int) -> Counter:
+    return lambda reads, result, _: convolution(result, reads[place], reads[place][0])
+
+
+def _transposed(reads: Sequence[Shape], result: Shape, attributes: Mapping[str, Any]) -> int:
+    return convolution(reads[0], reads[1], reads[1][0])
+
+
+def _product(reads: Sequence[Shape], result: Shape, attributes: Mapping[str, Any]) -> int:
+    return math.prod(result) * reads[0][-2 if attributes.get("transA") else -1]
+
+
+def _recurrent(reads: Sequence[Shape], result: Shape, attributes: Mapping[str, Any]) -> int:
+    return reads[0][0] * reads[0][1] * (math.prod(reads[1]) + math.prod(reads[2]))
+
+
+def _einsum(reads: Sequence[Shape], result: Shape, attributes: Mapping[str, Any]) -> int:
+    return einsum_multiply_adds(attributes["equation"].decode().replace(" ", ""), [*reads, result])
+
+
+COUNTED: dict[str, Counter] = {
+    **dict.fromkeys(("Conv", "FusedConv", "ConvInteger"), _convolution(1)),
+    "QLinearConv": _convolution(3),
+    "ConvTranspose": _transposed,
+    **dict.fromkeys(("MatMul", "FusedMatMul", "Gemm", "FusedGemm", "MatMulInteger", "QLinearMatMul"), _product),
+    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
+    "Einsum": _einsum,
+}
