@@ -14,9 +14,9 @@ from .errors import (
 )
 from .exporting.config import ExportConfig
 from .exporting.export import Artifact, export, export_formats
-from .exporting.verification.bench import benchmark
 from .exporting.inspection.inspect import inspect
 from .exporting.inspection.record import Inspection
+from .exporting.verification.bench import benchmark
 from .exporting.verification.verify import verify
 from .hardware import Hardware
 from .models.float32_outputs import float32_outputs

@@ -1,8 +1,8 @@
 from .config import ExportConfig
 from .export import Artifact, export, export_formats
-from .verification.bench import benchmark
 from .inspection.inspect import inspect
 from .inspection.record import Inspection
+from .verification.bench import benchmark
 from .verification.process import SavedModelProcess, time_in_turns
 from .verification.verify import verify, verify_together
 
