@@ -586,3 +586,20 @@ def test_an_artifact_that_holds_another_file_is_not_replaced(tmp_path):
     with pytest.raises(ExportError, match="holds something else"):
         export(model, tmp_path / "a")
     assert (tmp_path / "a" / "mine.txt").read_text() == "notes"
+
+
+def test_inputs_whose_names_are_no_identifiers_get_one(tmp_path):
+    """TensorFlow makes arguments of a function of them."""
+    inputs = {name: keras.Input((4,), name=name) for name in ("x-y", "2nd", "feat ures")}
+    model = keras.Model(inputs, layers.Dense(2)(layers.Concatenate()(list(inputs.values()))))
+    x = {name: np.random.default_rng(place).random((3, 4), np.float32) for place, name in enumerate(inputs)}
+    artifact = export(model, tmp_path / "a", ExportConfig(), calibration_data=x)
+    serve = tf.saved_model.load(artifact.path)
+    found = serve.signatures["serving_default"](x_y=x["x-y"], arg_2nd=x["2nd"], feat_ures=x["feat ures"])
+    np.testing.assert_allclose(found["output_0"], model(x), rtol=1e-5)
+
+
+def test_two_inputs_whose_names_become_one_are_refused(tmp_path):
+    one, other = keras.Input((4,), name="a-b"), keras.Input((4,), name="a.b")
+    with pytest.raises(UnsupportedModelError, match="must have names that differ in letters and digits"):
+        export(keras.Model([one, other], layers.Add()([one, other])), tmp_path / "a")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -68,10 +69,18 @@ def calls_in_order(graph: keras.Model) -> list[Any]:
 
 
 def called_in_training(model: keras.Model) -> list[str]:
-    """Returns the names of the layers that a functional model, or one inside, calls with training=True of its own."""
+    """Returns the names of the layers that a functional model, or one inside, calls with training=True of its own.
+
+    Keras records it for layers whose default it is too, as for all that prepare images.
+    """
     graphs = [each for each in layers_inside(model) if isinstance(each, functional_class())]
     calls = [call for graph in graphs for call in calls_in_order(graph) if is_given_training(call.operation)]
-    return list(dict.fromkeys(call.operation.name for call in calls if call.arguments.kwargs.get("training") is True))
+    given = [call.operation for call in calls if call.arguments.kwargs.get("training") is True]
+    return list(dict.fromkeys(each.name for each in given if _default_of_training(each) is not True))
+
+
+def _default_of_training(layer: Any) -> Any:
+    return inspect.signature(layer.call).parameters["training"].default
 
 
 def standardize_inputs(graph: keras.Model, x: Any) -> list[Any]:

@@ -31,6 +31,7 @@ from tfopt.exporting.manifest import (
 )
 from tfopt.exporting.parity import make_check
 from tfopt.exporting.verification.threads import measure_threads
+from tfopt.exporting.verification.written import check_written
 from tfopt.graph.frozen import free_graphs
 from tfopt.quantization import QuantizedModel, quantize
 from tfopt.report import PassReport, Record, ServingTimes
@@ -133,7 +134,7 @@ def export(
     lowered, check = _lower_and_record(model, config, calibration_data, evaluation_data)
     graph = lowered.graphs[DEFAULT_SIGNATURE]
     with staged_directory(final, max(each.graph_def.ByteSize() for each in lowered.graphs.values())) as temporary:
-        FORMATS[config.format].write(lowered, temporary, config)
+        check = _write(lowered, temporary, check, config)
         free_graphs(graph.graph_def)
         record = SignatureRecord.of(graph, lowered.source)
         manifest = Manifest(
@@ -217,10 +218,10 @@ def export_formats(
 def check_export(model: Any, config: ExportConfig, calibration_data: Any) -> None:
     """Raises the errors that `tfopt.export` would raise about the model and its data, and leaves no file."""
     FORMATS[config.format].check_packages()
-    lowered, _ = _lower_and_record(model, config, calibration_data, None)
+    lowered, check = _lower_and_record(model, config, calibration_data, None)
     if config.format != SAVED_MODEL:  # the conversion may know no equivalent of an op
         with tempfile.TemporaryDirectory(prefix="tfopt-") as directory:
-            FORMATS[config.format].write(lowered, Path(directory), config)
+            _write(lowered, Path(directory), check, config)
 
 
 def _lower_and_record(
@@ -235,6 +236,13 @@ def _lower_and_record(
                 f"{graph.name!r} with {graph.graph_def.ByteSize():,} bytes. Export it, or its weights only, in int8."
             )
     return lowered, make_check(lowered.source, lowered.graphs, lowered.sample, lowered.held_out, lowered.compute)
+
+
+def _write(lowered: Lowered, directory: Path, check: CheckRecord, config: ExportConfig) -> CheckRecord:
+    """Writes the model, and returns the check with the errors of what was written."""
+    file_format = FORMATS[config.format]
+    file_format.write(lowered, directory, config)
+    return check if file_format.name == SAVED_MODEL else check_written(directory, lowered, check, file_format)
 
 
 def _serving_times(

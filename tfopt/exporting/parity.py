@@ -228,6 +228,11 @@ def _error(
     return ErrorRecord(max_abs=float(np.abs(differences).max(initial=0.0)), relative=_short(_ratio(differences, norm)))
 
 
+def error_on(source: FrozenGraph, given: Mapping[str, np.ndarray], exact: Mapping[str, np.ndarray]) -> ErrorRecord:
+    """Returns the error of outputs against those of the source model on the same examples."""
+    return _error(given, exact, _scales(source, [exact]))
+
+
 def _origin(sample: Any, held_out: HeldOut | None, compared: Mapping[str, Any]) -> str:
     if held_out is None or not compared:
         return RANDOM if sample is None else f"{RANDOM} in the range of calibration_data"

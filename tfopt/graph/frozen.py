@@ -131,7 +131,7 @@ class FrozenGraph:
             ConfigError: The batch does not hold the model's inputs, or not in their shapes or dtypes.
         """
         if isinstance(inputs, Mapping):
-            arrays = dict(inputs)
+            arrays = {signature_name(name): value for name, value in inputs.items()}
         else:
             arrays = dict(zip(self.inputs, inputs if isinstance(inputs, (tuple, list)) else [inputs], strict=False))
         try:
@@ -148,6 +148,17 @@ class FrozenGraph:
                     f"Received: a batch of shape {value.shape}. Pass whole batches of examples."
                 )
         return fed
+
+
+def signature_name(name: str) -> str:
+    """Returns the name of an input in a signature, which TensorFlow makes an argument of a function.
+
+    Example:
+        >>> signature_name("image-1/x"), signature_name("2nd")
+        ('image_1_x', 'arg_2nd')
+    """
+    letters = "".join(each if each.isalnum() else "_" for each in name.split(":")[0])
+    return letters if letters[:1].isalpha() else f"arg_{letters}"
 
 
 def free_graphs(graph_def: Any) -> None:

@@ -20,7 +20,7 @@ from tfopt.graph.checked_sizes import drop_size_checks
 from tfopt.graph.convolutions import add_bias_of_groups_apart
 from tfopt.graph.edit import AttrValue, GraphEditor, producer
 from tfopt.graph.fold import fold_constants
-from tfopt.graph.frozen import FrozenGraph, free_graphs
+from tfopt.graph.frozen import FrozenGraph, free_graphs, signature_name
 from tfopt.graph.islands import islands, open_islands
 from tfopt.graph.loops import free_control_flow
 from tfopt.graph.tables import REMEDY, read_tables
@@ -105,9 +105,14 @@ def freeze(
     tables = read_tables(handles, readers, name)
     names = [node for node in names if node not in handles]
     specs = {
-        _signature_name(spec.name or node): tf.TensorSpec(tensor.shape, _widened(tensor.dtype), name=node)
+        signature_name(spec.name or node): tf.TensorSpec(tensor.shape, _widened(tensor.dtype), name=node)
         for spec, node, tensor in zip(_input_specs(function), names, frozen.inputs[: len(names)], strict=True)
     }
+    if len(specs) < len(names):
+        raise UnsupportedModelError(
+            f"The inputs of a model must have names that differ in letters and digits. Received: {name!r} with "
+            f"{[spec.name or node for spec, node in zip(_input_specs(function), names, strict=True)]}. Rename one."
+        )
     strings = [key for key, tensor in zip(outputs, frozen.outputs, strict=True) if tensor.dtype == tf.string]
     if strings:
         raise UnsupportedModelError(
@@ -273,10 +278,6 @@ def _reason(error: BaseException) -> str:
 
 def _input_specs(function: Any) -> list[Any]:
     return [spec for spec in tf.nest.flatten(function.structured_input_signature) if isinstance(spec, tf.TensorSpec)]
-
-
-def _signature_name(name: str) -> str:
-    return name.split(":")[0].replace("/", "_")
 
 
 def _numbers_by_value(name: str) -> list[Any]:

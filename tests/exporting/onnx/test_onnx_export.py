@@ -5,6 +5,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import tensorflow as tf
 from keras import layers, ops
 
 from tfopt.errors import ConfigError, UnsupportedModelError
@@ -52,6 +53,7 @@ def upwards():
     return keras.Model(inputs, layers.UpSampling2D()(layers.Conv2D(3, 3)(x))), (6, 6, 4)
 
 
+INPUTS = (("whole", (1,), "int32"), ("number", (3,), "float32"), ("image", (9, 9, 2), "float32"))
 MODELS = [images, sequences, attention, one_axis, upwards]
 
 
@@ -238,3 +240,43 @@ def test_a_model_with_trained_ranges_is_int8_alone(tmp_path):
     export(trained, tmp_path / "a", ExportConfig(format="onnx", precision="int8"))
     (found,) = run(tmp_path / "a", {trained.inputs[0].name: examples(shape)}).values()
     np.testing.assert_allclose(found, trained.predict(examples(shape), verbose=0), atol=0.05)
+
+
+def test_ops_that_a_converter_gets_wrong_are_right(tmp_path):
+    """Of negative integers, of negative indices, of the sign of zero, and of sizes that no float32 factor reaches."""
+    whole, number, image = (keras.Input(shape, dtype=dtype, name=name) for name, shape, dtype in INPUTS)
+    outputs = {
+        "rest": ops.mod(whole, 3),
+        "rounded": ops.floor_divide(whole, -3),
+        "rest_of_floats": ops.mod(number, 0.7),
+        "one_hot": ops.one_hot(whole, 5),
+        "largest": ops.argmax(number, -1),
+        "resized": layers.Resizing(13, 13)(image),
+    }
+    model = keras.Model([whole, number, image], outputs)
+    export(model, tmp_path / "a", ExportConfig(format="onnx"))
+    zeros = np.array([[0.0, -0.0, 0.0], [-0.0, 0.0, -0.0]], np.float32)
+    x = {
+        "whole": np.arange(-4, 5, dtype=np.int32).reshape(9, 1),
+        "number": np.concatenate([zeros, examples((3,), 7)]),
+        "image": examples((9, 9, 2), 9),
+    }
+    found = run(tmp_path / "a", x)
+    for name, value in model(x).items():
+        np.testing.assert_allclose(found[name], value, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layer", "message"),
+    [
+        (layers.Resizing(6, 6, interpolation="area"), "must compute what the model computes.*ONNX Runtime"),
+        (layers.Resizing(6, 6, interpolation="bicubic"), "must run in its runtime"),
+        (layers.Lambda(lambda x: tf.linalg.diag(x[:, 0, :, 0])), r"outputs of the model's shapes.*for \(2, 9, 9\)"),
+    ],
+    ids=["area", "bicubic", "diag"],
+)
+def test_a_file_that_computes_something_else_is_refused_and_nothing_is_written(layer, message, tmp_path):
+    inputs = keras.Input((9, 9, 2))
+    with pytest.raises(UnsupportedModelError, match=message):
+        export(keras.Model(inputs, layer(inputs)), tmp_path / "a", ExportConfig(format="onnx"))
+    assert not list(tmp_path.iterdir())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -21,11 +21,14 @@ import tensorflow as tf
 from tfopt.errors import UnsupportedModelError
 from tfopt.exporting.paired import rounded_weights
 from tfopt.graph import FrozenGraph, GraphEditor
-from tfopt.graph.edit import dtype_attr
+from tfopt.graph.edit import dtype_attr, producer
 from tfopt.quantization.annotation.fusion import FAKE_QUANT, FAKE_QUANT_WEIGHTS
 
 OPSET = 18  # the newest that tf2onnx writes
 PRODUCER = "tfopt"
+SIGN_BIT = -(2**31)
+RESIZES = ("ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic")
+FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE)
 # What tf2onnx raises where it cannot convert a node.
 FAILURES = (ValueError, TypeError, LookupError, RuntimeError, AttributeError, AssertionError)
 
@@ -53,11 +56,14 @@ def convert(graph: FrozenGraph, *, signed: bool = False) -> onnx.ModelProto:
             f"{graph.name!r}. Rename it, as in keras.Model(inputs, {{'result': output}})."
         )
     prepared, outputs = _prepared(graph)
+    resized = _sizes_of_resized(prepared)
     inputs = [f"{spec.name}:0" for spec in graph.inputs.values()]
     named = dict(zip(inputs, graph.inputs, strict=True)) | dict(zip(outputs, graph.outputs, strict=True))
     handlers: dict[str, tuple[Any, list[str]]] = {
         FAKE_QUANT: (partial(_quantize_activation, signed=signed), []),
         "Erfc": (_erfc, []),
+        "FloorDiv": (_floor_div, []),
+        "FloorMod": (_floor_mod, []),
     }
     with tf.Graph().as_default() as imported, _quiet() as complaints:
         tf.graph_util.import_graph_def(prepared, name="")
@@ -70,6 +76,7 @@ def convert(graph: FrozenGraph, *, signed: bool = False) -> onnx.ModelProto:
                 output_names=outputs,
                 tensors_to_rename=named,
             )
+            _set_resized(converted, resized)
             model = optimizer.optimize_graph(converted, catch_errors=False).make_model(graph.name)
         except (*FAILURES, onnx.checker.ValidationError) as error:
             raise _not_convertible(graph, " ".join([*complaints, str(error)])) from error
@@ -104,12 +111,59 @@ def _prepared(graph: FrozenGraph) -> tuple[Any, list[str]]:
     editor = GraphEditor(graph.graph_def)
     for name in [name for name, node in editor.nodes.items() if node.op == FAKE_QUANT_WEIGHTS]:
         editor.redirect(name, editor.add_constant(f"{name}/rounded", rounded_weights(editor, name)[0]))
+    _keep_out_of_range_off(editor)
+    _read_signs(editor)
     outputs = []
     for tensor, spec in graph.outputs.values():
         name = editor.add("Identity", "onnx_output", [tensor], T=dtype_attr(spec.dtype))
         outputs.append(f"{name}:0")
     placeholders = [spec.name for spec in graph.inputs.values()]
     return editor.graph_def([each.removesuffix(":0") for each in outputs], keep=placeholders), outputs
+
+
+def _sizes_of_resized(graph_def: Any) -> dict[str, list[int]]:
+    """Returns the height and width of each resize to fixed sizes, by the op's name."""
+    editor = GraphEditor(graph_def)
+    resizes = [name for name, node in editor.nodes.items() if node.op in RESIZES]
+    held = {name: editor.constant(editor.nodes[name].input[1]) for name in resizes}
+    return {name: size.tolist() for name, size in held.items() if size is not None}
+
+
+def _keep_out_of_range_off(editor: GraphEditor) -> None:
+    """Makes a negative index of one-hot too large: ONNX counts it from the end, and TensorFlow leaves its row off."""
+    for name in [name for name, node in editor.nodes.items() if node.op == "OneHot"]:
+        node = editor.nodes[name]
+        index, depth = node.input[:2]
+        kind = node.attr["TI"]
+        zero = editor.add("ZerosLike", f"{name}/zero", [index], T=kind)
+        negative = editor.add("Less", f"{name}/negative", [index, zero], T=kind)
+        filled = editor.add("OnesLike", f"{name}/one", [index], T=kind)
+        if kind.type != tf.int32.as_datatype_enum:
+            depth = editor.add("Cast", f"{name}/depth", [depth], SrcT=dtype_attr(tf.int32), DstT=kind)
+        beyond = editor.add("Mul", f"{name}/beyond", [filled, depth], T=kind)
+        chosen = editor.add("SelectV2", f"{name}/index", [negative, beyond, index], T=kind)
+        editor.set_inputs(name, [chosen, *node.input[1:]])
+
+
+def _read_signs(editor: GraphEditor) -> None:
+    """Computes the sign bit that Keras' argmax reads from the bits of a float, which ONNX does not show."""
+    for name in [name for name, node in editor.nodes.items() if node.op == "BitwiseAnd"]:
+        node = editor.nodes[name]
+        bits, mask = node.input[:2]
+        cast, held = editor.nodes.get(producer(bits)), editor.constant(mask)
+        if cast is None or cast.op != "Bitcast" or held is None or held.size != 1 or held.item() != SIGN_BIT:
+            continue
+        (x,) = cast.input[:1]
+        floats = cast.attr["T"]
+        zero = editor.add("ZerosLike", f"{name}/zero", [x], T=floats)
+        below = editor.add("Less", f"{name}/below", [x, zero], T=floats)
+        inverse = editor.add("Reciprocal", f"{name}/inverse", [x], T=floats)  # of -0.0 it is negative too
+        negative = editor.add("Less", f"{name}/negative", [inverse, zero], T=floats)
+        either = editor.add("LogicalOr", f"{name}/either", [below, negative])
+        whole = dtype_attr(tf.int32)
+        sign = editor.add("Cast", f"{name}/sign", [either], SrcT=dtype_attr(tf.bool), DstT=whole)
+        lowest = editor.add_constant(f"{name}/lowest", np.array(SIGN_BIT, np.int32))
+        editor.redirect(name, editor.add("Mul", f"{name}/bits", [sign, lowest], T=whole))
 
 
 def _quantize_activation(context: Any, node: Any, name: str, arguments: Sequence[Any], *, signed: bool) -> None:
@@ -152,6 +206,56 @@ def _erfc(context: Any, node: Any, name: str, arguments: Sequence[Any]) -> None:
     one = context.make_const(f"{node.name}/one", np.array(1, onnx.helper.tensor_dtype_to_np_dtype(dtype))).output[0]
     erf = context.make_node("Erf", [source], name=f"{node.name}/erf", shapes=[shape], dtypes=[dtype])
     context.make_node("Sub", [one, erf.output[0]], name=node.name, outputs=[result], shapes=[shape], dtypes=[dtype])
+
+
+def _floor_div(context: Any, node: Any, name: str, arguments: Sequence[Any]) -> None:
+    """Rounds down, as the op says. tf2onnx divides integers towards zero."""
+    (x, y), result = node.input[:2], node.output[0]
+    shape, dtype = context.get_shape(result), context.get_dtype(result)
+    context.remove_node(node.name)
+    made = {"shapes": [shape], "dtypes": [dtype]}
+    if dtype in FLOATS:
+        whole = context.make_node("Div", [x, y], name=f"{node.name}/quotient", **made).output[0]
+        context.make_node("Floor", [whole], name=node.name, outputs=[result], **made)
+        return
+    rest = context.make_node("Mod", [x, y], name=f"{node.name}/rest", **made).output[0]  # of the divisor's sign
+    whole = context.make_node("Sub", [x, rest], name=f"{node.name}/multiple", **made).output[0]
+    context.make_node("Div", [whole, y], name=node.name, outputs=[result], **made)
+
+
+def _floor_mod(context: Any, node: Any, name: str, arguments: Sequence[Any]) -> None:
+    """Returns the rest of rounding down, which has the divisor's sign, as ONNX' Mod of integers."""
+    (x, y), result = node.input[:2], node.output[0]
+    shape, dtype = context.get_shape(result), context.get_dtype(result)
+    context.remove_node(node.name)
+    made = {"shapes": [shape], "dtypes": [dtype]}
+    if dtype not in FLOATS:
+        context.make_node("Mod", [x, y], name=node.name, outputs=[result], **made)
+        return
+    quotient = context.make_node("Div", [x, y], name=f"{node.name}/quotient", **made).output[0]
+    whole = context.make_node("Floor", [quotient], name=f"{node.name}/whole", **made).output[0]
+    multiple = context.make_node("Mul", [whole, y], name=f"{node.name}/multiple", **made).output[0]
+    context.make_node("Sub", [x, multiple], name=node.name, outputs=[result], **made)
+
+
+def _set_resized(context: Any, known: Mapping[str, Sequence[int]]) -> None:
+    """Gives a resize, by the op's name, its sizes in place of factors: as float32 these do not reach all sizes."""
+    for name, size in known.items():
+        node = context.get_node_by_name(name)
+        while node is not None and node.type in ("Transpose", "Cast"):
+            node = node.inputs[0]
+        if node is None or node.type != "Resize" or len(node.input) != 3:
+            continue
+        fixed = context.make_const(f"{name}/sizes", np.array(size, np.int64)).output[0]
+        made = {"dtypes": [onnx.TensorProto.INT64]}
+        ends = {"start": 0, "end": 2}
+        batch = context.make_node("Shape", [node.input[0]], attr=ends, name=f"{name}/batch", shapes=[[2]], **made)
+        sizes = [batch.output[0], fixed]
+        joined = context.make_node("Concat", sizes, attr={"axis": 0}, name=f"{name}/all", shapes=[[4]], **made)
+        context.replace_inputs(node, [node.input[0], node.input[1], "", joined.output[0]])
+        shape = context.get_shape(node.output[0])
+        if shape is not None:
+            context.set_shape(node.output[0], [*shape[:2], *size])
 
 
 def _name_sizes(model: onnx.ModelProto) -> None:

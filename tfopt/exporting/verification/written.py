@@ -1,0 +1,118 @@
+"""Runs a model that was written for another runtime, before its export ends: a converter may be wrong without a word.
+
+The file is compared with the graph that it was made of, in its own runtime and process, on drawn examples and on those
+that were not calibrated on; and the drawn ones again one by one, since shapes can be wrong for one batch size only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.errors import ArtifactError, UnsupportedModelError
+from tfopt.exporting.config import DEFAULT_SIGNATURE
+from tfopt.exporting.formats import FileFormat
+from tfopt.exporting.lowering import Lowered
+from tfopt.exporting.manifest import ARTIFACT, CheckRecord, TensorRecord
+from tfopt.exporting.parity import draw_inputs, error_on
+from tfopt.exporting.verification.measured import FLOAT_TOLERANCE, INT8_TOLERANCE
+from tfopt.exporting.verification.process import RuntimeProcess, runs
+from tfopt.graph import FrozenGraph
+from tfopt.hardware import has_vnni
+
+EXAMPLES, ALONE = 16, 2
+NOISE = 1e-6  # of an input; a model that amplifies it may amplify rounding as much
+
+Arrays = Mapping[str, np.ndarray]
+
+
+def check_written(directory: Path, lowered: Lowered, check: CheckRecord, file_format: FileFormat) -> CheckRecord:
+    """Returns the check with the errors of what was written, in its own runtime.
+
+    Raises:
+        UnsupportedModelError: The runtime cannot run it, or computes something else than the graph.
+    """
+    graph = lowered.graphs[DEFAULT_SIGNATURE]
+    if lowered.needs_vnni and has_vnni() is False:
+        return check  # sums saturate on this machine, as the manifest says
+    specs = {name: TensorRecord.of(spec) for name, spec in graph.inputs.items()}
+    size = next((spec.shape[0] for spec in specs.values() if spec.shape), None) or EXAMPLES
+    shapes = {name: (size, *shape[1:]) for name, shape in check.shapes.items()}
+    drawn = draw_inputs(specs, replace(check, shapes=shapes))
+    try:
+        with runs(directory)(directory) as process:
+            _compare(graph, drawn, process, size, lowered.precision)
+            if size == EXAMPLES:
+                _compare(graph, {name: value[:ALONE] for name, value in drawn.items()}, process, 1, lowered.precision)
+            if not check.errors or lowered.held_out is None:
+                return check
+            held_out = lowered.held_out.inputs
+            _compare(graph, held_out, process, size, lowered.precision)
+            measured = error_on(lowered.source, process.predict(held_out, size), lowered.source.predict(held_out))
+            return replace(check, errors={**check.errors, ARTIFACT: measured})
+    except ArtifactError as error:
+        raise UnsupportedModelError(
+            f"The {file_format.what} must run in its runtime. Received: {graph.name!r} ({error}). Write "
+            "format='saved_model', or replace the layer."
+        ) from error
+
+
+def _compare(graph: FrozenGraph, inputs: Arrays, process: RuntimeProcess, batch_size: int, precision: str) -> None:
+    try:
+        expected = _computed(graph, inputs, batch_size)
+    except tf.errors.OpError:
+        return  # ids that the model refuses
+    found = process.predict(inputs, batch_size)
+    what, version = process.format.what, process.loaded["runtime"]
+    for name, value in expected.items():
+        if found[name].shape != value.shape:
+            raise UnsupportedModelError(
+                f"The {what} must give outputs of the model's shapes. Received: {graph.name!r}, whose output {name!r} "
+                f"has {found[name].shape} in {version} for {value.shape}, with {batch_size} examples in a call. "
+                f"{_remedy()}"
+            )
+    difference = _difference(found, expected)
+    allowed = INT8_TOLERANCE if precision == "int8" else FLOAT_TOLERANCE
+    if difference > allowed and difference > _difference(_computed(graph, _noisy(inputs), batch_size), expected):
+        raise UnsupportedModelError(
+            f"The {what} must compute what the model computes. Received: {graph.name!r}, whose outputs differ in "
+            f"{version} by {difference:.1e} of their norm: an op of the model has another meaning there. {_remedy()}"
+        )
+
+
+def _remedy() -> str:
+    return "Nothing was written. Write format='saved_model', or replace the layer."
+
+
+def _computed(graph: FrozenGraph, inputs: Arrays, batch_size: int) -> dict[str, np.ndarray]:
+    length = len(next(iter(inputs.values())))
+    parts = [
+        graph.predict({name: value[start : start + batch_size] for name, value in inputs.items()})
+        for start in range(0, length - length % batch_size or length, batch_size)
+    ]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _difference(found: Arrays, expected: Arrays) -> float:
+    """Returns the distance of outputs as a share of the norm of all; infinite values must be at the same places."""
+    total = distance = 0.0
+    for name, value in expected.items():
+        one, other = (np.asarray(each, np.float64) for each in (found[name], value))
+        finite = np.isfinite(other)
+        if not np.array_equal(np.isfinite(one), finite):
+            return float("inf")
+        total += float(np.sum(np.square(other[finite])))
+        distance += float(np.sum(np.square(one[finite] - other[finite])))
+    return float(np.sqrt(distance / total)) if total else float(np.sqrt(distance))
+
+
+def _noisy(inputs: Arrays) -> Arrays:
+    generator = np.random.default_rng(1)
+    return {
+        name: value * generator.normal(1, NOISE, value.shape).astype(value.dtype) if value.dtype.kind == "f" else value
+        for name, value in inputs.items()
+    }
