@@ -31,6 +31,7 @@ COMMANDS = (
     ["devices"],
     ["export"],
     ["verify"],
+    ["publish"],
     ["launch"],
     ["accelerate"],
     ["report"],

@@ -98,6 +98,7 @@ WRONG = {
     "export": ["IN", "OUT"],
     "verify nowhere": ["nowhere", "manifest.json"],
     "verify": ["DIR"],
+    "publish nowhere repository": ["nowhere", "manifest.json"],
     "devices --gpus-per-host 4": ["--gpus-per-host", "Add --advise NAME"],
 }
 
@@ -374,7 +375,7 @@ def test_the_help_of_each_listing_says_what_it_lists(capsys):
 
 
 def test_help_flows_over_the_line_breaks_of_the_source(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setenv("COLUMNS", "800")
     with pytest.raises(SystemExit):
         main(["export", "--help"])
     assert "compute in float32 and differ in the stored weights:" in capsys.readouterr().out

@@ -108,7 +108,17 @@ def has_example(value):
     return inspect.isfunction(value) or (inspect.isclass(value) and not issubclass(value, Exception))
 
 
-RETURNED = {"RunResult", "Artifact", "FlopCount", "ModelCost", "Plan", "QuantizedModel", "Receipt", "TrainingMemory"}
+RETURNED = {
+    "RunResult",
+    "Artifact",
+    "FlopCount",
+    "ModelCost",
+    "Plan",
+    "PublishedVersion",
+    "QuantizedModel",
+    "Receipt",
+    "TrainingMemory",
+}
 
 
 @pytest.mark.parametrize(

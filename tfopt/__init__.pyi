@@ -13,6 +13,8 @@ from .errors import (
 )
 from .exporting.config import ExportConfig
 from .exporting.export import Artifact, export
+from .exporting.processing.config import PostprocessingConfig, PreprocessingConfig
+from .exporting.publishing.publish import PublishedVersion, publish
 from .exporting.verification.verify import verify
 from .hardware import Hardware
 from .models.float32_outputs import float32_outputs
@@ -96,9 +98,13 @@ __all__ = [
     "quantization_report",
     # artifacts
     "ExportConfig",
+    "PreprocessingConfig",
+    "PostprocessingConfig",
     "Artifact",
     "export",
     "verify",
+    "publish",
+    "PublishedVersion",
     # records and errors
     "PassReport",
     "Receipt",

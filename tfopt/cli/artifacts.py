@@ -1,4 +1,4 @@
-"""The commands for artifacts and reports: `tfopt export`, `tfopt verify` and `tfopt report`."""
+"""The commands for artifacts and reports: `tfopt export`, `tfopt verify`, `tfopt publish` and `tfopt report`."""
 
 from __future__ import annotations
 
@@ -44,6 +44,29 @@ class VerifyOptions:
     """Signature to call, for example serving_float. By default serving_default, if TensorFlow can run it here."""
     trusted: bool = False
     """Run an artifact that touches files or the network. Without it, such an artifact is refused before it runs."""
+    json: bool = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishOptions:
+    """Copies an artifact into a model repository for servers, as a new version. Earlier versions stay.
+
+    A SavedModel is for TensorFlow Serving, an ONNX file for OpenVINO Model Server and Triton.
+    """
+
+    artifact: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
+    """Directory of the artifact."""
+    repository: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="REPOSITORY")]
+    """Directory of the model repository. It is made if needed."""
+    name: str | None = None
+    """Name by which clients call the model. By default the name of the artifact's directory."""
+    version: int | None = None
+    """Number of the version. By default the next one after the largest number."""
+    batch_sizes: tuple[int, ...] = (1, 8)
+    """Numbers of examples in the requests that warm the model up. The largest is the most that Triton joins."""
+    warm_up: bool = True
+    """Write requests that warm the model up. Of a SavedModel they need the extra serving."""
     json: bool = False
     """Print JSON."""
 
@@ -118,6 +141,28 @@ def verify_command(words: list[str]) -> int:
         raise CheckError(error) from error
     say(receipt.to_json() if options.json else receipt)
     return SUCCESS if receipt.ok else CHECK_FAILED
+
+
+def publish_command(words: list[str]) -> int:
+    options = parse(PublishOptions, words, "tfopt publish")
+    start_tensorflow()
+    from tfopt.exporting import publish
+
+    with working(f"publishing {options.artifact}"):
+        published = publish(
+            options.artifact,
+            options.repository,
+            name=options.name,
+            version=options.version,
+            batch_sizes=options.batch_sizes,
+            warm_up=options.warm_up,
+        )
+    if options.json:
+        print_json(published.to_dict())
+        return SUCCESS
+    say(published.report)
+    say(f"published {published.path}")
+    return SUCCESS
 
 
 def report_command(words: list[str]) -> int:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 
-from tfopt.cli.artifacts import export_command, report_command, verify_command
+from tfopt.cli.artifacts import export_command, publish_command, report_command, verify_command
 from tfopt.cli.commands import devices_command, init_command, run_command
 from tfopt.cli.data import data_command
 from tfopt.cli.exit_codes import BROKEN_PIPE, SUCCESS, WRONG_USE, report_error
@@ -39,6 +39,7 @@ usage: tfopt COMMAND [OPTIONS]
   devices              show the processor, the memory and the GPUs of this machine
   export IN OUT        write a model (.keras or SavedModel) as a SavedModel: float32, int8, ...
   verify DIR           measure an exported artifact in a fresh process
+  publish DIR REPO     copy an artifact into a model repository for servers, as a new version
   report DIR...        write the HTML page of a saved report again, or a page that compares several runs
   launch SCRIPT        run a script in several workers that train together
   accelerate SCRIPT    run an unmodified script with tfopt's training step in each fit that can have it
@@ -66,6 +67,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "devices": devices_command,
     "export": export_command,
     "verify": verify_command,
+    "publish": publish_command,
     "report": report_command,
     "launch": launch_command,
     "doctor": doctor_command,
