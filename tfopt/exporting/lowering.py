@@ -127,8 +127,9 @@ def _with_processing(lowered: Lowered, config: ExportConfig) -> Lowered:
         name = image_input(source, before)
         sample = None if sample is None else to_pixels(sample, name, before)
         held_out = held_out and replace(held_out, inputs=to_pixels(held_out.inputs, name, before))
-        source = from_pixels(source, before)
-        graphs = {key: from_pixels(graph, before) for key, graph in graphs.items()}
+        own = config.format == "saved_model"
+        source = from_pixels(source, before, for_tensorflow=own)
+        graphs = {key: from_pixels(graph, before, for_tensorflow=own) for key, graph in graphs.items()}
     if after is not None and after.softmax:
         name = class_output(source, after)
         source = with_softmax(source, name)

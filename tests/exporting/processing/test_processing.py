@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras import layers
 from tensorflow_serving.apis import predict_pb2
 
+from tfopt.cli import main
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting import (
     ExportConfig,
@@ -88,7 +89,7 @@ def test_pixels_of_any_size_give_the_best_classes(model, artifacts):
         ]
 
 
-@pytest.mark.parametrize("mode", ["tf", "torch", "caffe"])
+@pytest.mark.parametrize("mode", ["caffe", *(pytest.param(each, marks=pytest.mark.slow) for each in ("tf", "torch"))])
 def test_the_steps_are_those_of_keras_applications(mode, tmp_path):
     from keras.src.applications.imagenet_utils import preprocess_input
 
@@ -132,6 +133,7 @@ def test_int8_is_calibrated_on_the_input_of_the_model_and_compared_on_pixels(art
     assert other.parity_relative_error < receipt.parity_relative_error
 
 
+@pytest.mark.slow
 def test_the_check_finds_a_wrong_baseline_and_a_changed_model(model, artifacts, tmp_path):
     export(model, tmp_path / "plain")
     with pytest.raises(ConfigError, match="baseline must take the artifact's inputs"):
@@ -169,7 +171,7 @@ def test_a_request_of_pixels_gets_names(artifacts, tmp_path):
     assert {name.decode() for name in classes[0]} <= set(NAMES)
 
 
-@pytest.mark.parametrize("precision", ["float32", "int8"])
+@pytest.mark.parametrize("precision", [pytest.param("float32", marks=pytest.mark.slow), "int8"])
 def test_an_onnx_file_has_the_steps_too(precision, model, artifacts, tmp_path):
     after = PostprocessingConfig(softmax=True, top_k=2)
     config = ExportConfig(format="onnx", precision=precision, preprocessing=IMAGENET, postprocessing=after)
@@ -184,6 +186,37 @@ def test_an_onnx_file_has_the_steps_too(precision, model, artifacts, tmp_path):
         np.testing.assert_array_equal(outputs["classes"], best)
         np.testing.assert_array_equal(outputs["scores"], np.take_along_axis(outputs["output_0"], best, -1))
     assert verify(tmp_path / "a", seconds=0).ok
+
+
+def test_the_command_takes_the_steps(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    inputs = keras.Input((2, 2, 1), name="image")
+    keras.Model(inputs, layers.Flatten()(inputs)).save("flat.keras")
+    assert (
+        main(
+            [
+                "export",
+                "flat.keras",
+                "out",
+                "--scale",
+                "0.5",
+                "--mean",
+                "3",
+                "--top-k",
+                "1",
+                "--class-names",
+                "a",
+                "b",
+                "c",
+                "d",
+            ]
+        )
+        == 0
+    )
+    serve = tf.saved_model.load("out").signatures["serving_default"]
+    outputs = serve(image=tf.constant([[[[1], [2]], [[9], [4]]]], tf.uint8))
+    assert outputs["classes"].numpy().tolist() == [[b"c"]]
+    assert outputs["scores"].numpy().tolist() == [[1.5]]
 
 
 def two_images():
