@@ -123,9 +123,12 @@ def test_int8_is_calibrated_on_the_input_of_the_model_and_compared_on_pixels(art
     assert 0 <= low < 5
     assert 250 < high <= 255
     labels = np.argmax(served(artifacts / "float32", PIXELS)["output_0"], axis=-1)
-    receipt = verify(artifacts / "int8", data=(PIXELS, {"output_0": labels}), seconds=0)
+    receipt = verify(artifacts / "int8", data=(PIXELS, labels), seconds=0)
     assert receipt.ok, receipt.problems
-    assert receipt.scores["output_0_accuracy"] > 0.9
+    assert receipt.accuracy > 0.9
+    assert receipt.agreement == receipt.accuracy  # the labels are the baseline's decisions
+    with pytest.raises(ConfigError, match=r"whole numbers that uint8 holds, for input 'image'.*unscaled pixels"):
+        verify(artifacts / "int8", data=(PIXELS / 255, labels), seconds=0)
     assert receipt.parity_relative_error < 0.05
     assert receipt.kernels["_FusedQuantizedConv2D"] == 2
     other = verify(artifacts / "int8", signature="serving_float", seconds=0)
@@ -192,27 +195,8 @@ def test_the_command_takes_the_steps(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     inputs = keras.Input((2, 2, 1), name="image")
     keras.Model(inputs, layers.Flatten()(inputs)).save("flat.keras")
-    assert (
-        main(
-            [
-                "export",
-                "flat.keras",
-                "out",
-                "--scale",
-                "0.5",
-                "--mean",
-                "3",
-                "--top-k",
-                "1",
-                "--class-names",
-                "a",
-                "b",
-                "c",
-                "d",
-            ]
-        )
-        == 0
-    )
+    steps = ["--scale", "0.5", "--mean", "3", "--top-k", "1", "--class-names", *"abcd"]
+    assert main(["export", "flat.keras", "out", *steps]) == 0
     serve = tf.saved_model.load("out").signatures["serving_default"]
     outputs = serve(image=tf.constant([[[[1], [2]], [[9], [4]]]], tf.uint8))
     assert outputs["classes"].numpy().tolist() == [[b"c"]]

@@ -1,5 +1,6 @@
 """The threads of calls: what is measured in which process, which number is best, and where it is recorded."""
 
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -155,7 +156,7 @@ def test_an_export_records_the_times_in_the_manifest(model, tmp_path, monkeypatc
         asked.update(counts=counts, batch_sizes=batch_sizes, files=[file.name for file in path.iterdir()])
         return MEASURED, ""
 
-    monkeypatch.setattr("tfopt.exporting.export.measure_threads", measured)
+    monkeypatch.setattr(sys.modules[export.__module__], "measure_threads", measured)
     export(model, tmp_path / "a", ExportConfig(threads=(1, 2), batch_sizes=(1, 16)))
     assert (asked["counts"], asked["batch_sizes"]) == ((1, 2), (1, 16))
     assert "saved_model.pb" in asked["files"]
