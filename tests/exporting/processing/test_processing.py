@@ -22,6 +22,7 @@ from tfopt.exporting import (
     verify,
 )
 from tfopt.exporting.manifest import read_manifest
+from tfopt.quantization import quantize
 
 GENERATOR = np.random.default_rng(0)
 PIXELS = GENERATOR.integers(0, 256, (40, 8, 8, 3), dtype=np.uint8)
@@ -189,6 +190,40 @@ def test_an_onnx_file_has_the_steps_too(precision, model, artifacts, tmp_path):
         np.testing.assert_array_equal(outputs["classes"], best)
         np.testing.assert_array_equal(outputs["scores"], np.take_along_axis(outputs["output_0"], best, -1))
     assert verify(tmp_path / "a", seconds=0).ok
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"precision": "float16"},
+        {"precision": "int4_weight_only"},
+        {"sparse_weights": True, "weights_in": "constants", "xla_signature": True},
+        {"precision": "int8", "float_weights": "int8"},
+        {"format": "onnx", "precision": "float16"},
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore::tfopt.errors.TfoptWarning")
+def test_the_steps_go_with_every_precision(settings, model, artifacts, tmp_path):
+    after = PostprocessingConfig(softmax=True, top_k=2)
+    config = ExportConfig(preprocessing=IMAGENET, postprocessing=after, **settings)
+    artifact = export(model, tmp_path / "a", config, calibration_data=normalised(PIXELS))
+    receipt = verify(artifact.path, seconds=0)
+    assert receipt.ok, receipt.problems
+    assert receipt.parity_relative_error < (0.2 if "int4" in str(settings) else 0.05)
+    manifest = read_manifest(tmp_path / "a")
+    for name in manifest.signatures:
+        assert verify(artifact.path, signature=name, seconds=0).ok
+
+
+@pytest.mark.slow
+def test_a_quantized_model_gets_the_steps(model, tmp_path):
+    quantized = quantize(model, calibration_data=normalised(PIXELS))
+    export(quantized, tmp_path / "a", ExportConfig(preprocessing=IMAGENET, precision="int8", int8_nodes="all"))
+    receipt = verify(tmp_path / "a", seconds=0)
+    assert receipt.ok
+    assert receipt.kernels["_FusedQuantizedConv2D"] == 2
 
 
 def test_the_command_takes_the_steps(tmp_path, monkeypatch):

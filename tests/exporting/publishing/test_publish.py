@@ -78,10 +78,10 @@ def requests_of(version):
 
 
 def answer(version, request):
-    """Does what TensorFlow Serving does with a PredictRequest: protocol messages in, protocol messages out."""
+    """Does what TensorFlow Serving does with a PredictRequest: messages in, TensorFlow's own reading, messages out."""
     loaded = tf.saved_model.load(str(version))
     serve = loaded.signatures[request.model_spec.signature_name or "serving_default"]
-    given = {name: tf.constant(tf.make_ndarray(tensor)) for name, tensor in request.inputs.items()}
+    given = {name: tf.io.parse_tensor(each.SerializeToString(), each.dtype) for name, each in request.inputs.items()}
     response = predict_pb2.PredictResponse()
     for name, value in serve(**given).items():
         response.outputs[name].CopyFrom(tf.make_tensor_proto(value))
@@ -101,6 +101,18 @@ def test_a_version_is_the_artifact_under_a_number_and_can_be_verified(artifacts,
     second = publish(artifacts / "int8", tmp_path / "repository", name="mine")
     assert second.version == 2
     assert files_below(tmp_path / "repository" / "mine" / "1") == copied
+
+
+def test_a_version_is_published_into_another_repository(artifacts, tmp_path):
+    publish(with_times(artifacts / "float32", tmp_path / "timed", 0.5), tmp_path / "staging", name="mine")
+    again = publish(tmp_path / "staging" / "mine" / "1", tmp_path / "production", batch_sizes=(2,))
+    assert again.path == str(tmp_path / "production" / "mine" / "1")
+    shapes = {tf.make_ndarray(each.inputs["image"]).shape for each in requests_of(tmp_path / "production/mine/1")}
+    assert shapes == {(2, 6, 6, 3)}
+    bare = publish(tmp_path / "staging" / "mine" / "1", tmp_path / "bare", warm_up=False)
+    assert not (tmp_path / "bare" / "mine" / "1" / "assets.extra").exists()
+    read_intact_manifest(tmp_path / "bare" / "mine" / "1")
+    assert [each.name for each in bare.report.changed] == ["mine/1", "batching_params.pbtxt"]
 
 
 def test_an_earlier_version_is_never_overwritten(artifacts, tmp_path):

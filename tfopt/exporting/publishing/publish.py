@@ -35,6 +35,7 @@ from tfopt.report.formatting import short_bytes
 from tfopt.settings.validation import check_value
 
 NAMES = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # safe in a path, in a URL, and in the files of all servers
+VERSIONS = re.compile("[1-9][0-9]*")
 BatchSizes = Annotated[tuple[Annotated[int, Ge(1)], ...], MinLen(1)]
 
 
@@ -78,9 +79,9 @@ def publish(
     Nothing of the model runs.
 
     Args:
-        artifact: A directory that `tfopt.export` wrote.
+        artifact: A directory that `tfopt.export` wrote, or a version in another repository.
         directory: The repository. It is made if needed.
-        name: The name of the served model. None means the name of the artifact's directory.
+        name: The name of the served model. None means the name of the artifact's directory, or of the version's model.
         version: Its number. None means the next one after the largest number.
         batch_sizes: Examples in the requests that warm the model up. The largest is the most that Triton joins. A model
             with a fixed batch size has only that.
@@ -104,7 +105,7 @@ def publish(
     sizes = check_value("batch_sizes", batch_sizes, BatchSizes)
     check_value("version", version, Annotated[int, Ge(1)] | None)
     manifest = read_intact_manifest(source)
-    name = source.resolve().name if name is None else name
+    name = _name_of(source.resolve()) if name is None else name
     if not (isinstance(name, str) and NAMES.fullmatch(name)):
         raise ConfigError(
             "name must be made of letters, digits, and _ . - in between, as it is part of paths and URLs. Received: "
@@ -122,7 +123,7 @@ def publish(
             Change(name=f"{name}/{number}", kind=FORMATS[manifest.model_format].what, detail=_size(manifest))
         ]
         with staged_directory(final, sum(each.bytes for each in manifest.files.values()), replace=False) as new:
-            for file in manifest.files:
+            for file in manifest.files.keys() - tensorflow_serving.FILES:
                 (new / file).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source / file, new / file)
             if manifest.model_format == SAVED_MODEL:
@@ -138,6 +139,10 @@ def publish(
     return PublishedVersion(path=str(repository / name / str(number)), name=name, version=number, report=report)
 
 
+def _name_of(artifact: Path) -> str:
+    return artifact.parent.name if VERSIONS.fullmatch(artifact.name) else artifact.name
+
+
 def _free_number(model: Path, wanted: int | None) -> int:
     """Returns the wanted number, or the one after the largest. Raises ConfigError if the version exists."""
     taken = _versions(model)
@@ -150,7 +155,7 @@ def _free_number(model: Path, wanted: int | None) -> int:
 
 
 def _versions(model: Path) -> list[int]:
-    return [int(each.name) for each in model.iterdir() if re.fullmatch("[1-9][0-9]*", each.name)]
+    return [int(each.name) for each in model.iterdir() if VERSIONS.fullmatch(each.name)]
 
 
 def _check_interface(model: Path, manifest: Manifest) -> None:

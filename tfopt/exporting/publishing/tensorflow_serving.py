@@ -27,6 +27,7 @@ from tfopt.report import Change, Skip
 PACKAGE = "tensorflow_serving"
 WARM_UP = "assets.extra/tf_serving_warmup_requests"
 BATCHING = "batching_params.pbtxt"
+FILES = {WARM_UP, BATCHING}
 
 
 def check_package() -> None:
