@@ -93,7 +93,7 @@ def parse(cls: type[T], arguments: Sequence[str], command: str, default: T | Non
         3
     """
     expanded = expand(cls, arguments)
-    in_full = default is None and "--help" in expanded
+    in_full = default is None and not {"-h", "--help"}.isdisjoint(expanded)
     asked = {each for each in stages(cls) if in_full or any(word.startswith(f"--{each}.") for word in expanded)}
     output = io.StringIO()
     try:
