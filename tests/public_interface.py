@@ -33,6 +33,7 @@ COMMANDS = (
     ["verify"],
     ["bench"],
     ["inspect"],
+    ["publish"],
     ["launch"],
     ["accelerate"],
     ["report"],

@@ -88,6 +88,7 @@ WRONG = {
     "run tiny.toml --model.arguments depth=3": ["depth", "units"],
     "run tiny.toml --model.arguments depth": ["KEY=VALUE"],
     "run tiny.toml stray": ["stray"],
+    "run tiny.toml --no-pruning --pruning.epochs 3": ["left out has no settings", "--no-pruning with --pruning.epochs"],
     "run --quick": ["The recipe must come first"],
     "export unbuilt.keras out": ["built", "'sequential"],
     "export nowhere out": ["nowhere", "saved_model.pb"],
@@ -96,8 +97,11 @@ WRONG = {
     "export built.keras out --precision int8 --calibration-data nowhere.npy": ["nowhere.npy"],
     "export built.keras out --precision int8 --calibration-data wrong.npy": ["(None, 8)", "(5, 3)"],
     "export": ["IN", "OUT"],
+    "export built.keras out --top-k 5": ["at most the number of classes, 4", "top_k=5"],
+    "export built.keras out --scale 0.5": ["one input of images", "(None, 8)"],
     "verify nowhere": ["nowhere", "manifest.json"],
     "verify": ["DIR"],
+    "publish nowhere repository": ["nowhere", "manifest.json"],
     "devices --gpus-per-host 4": ["--gpus-per-host", "Add --advise NAME"],
 }
 
@@ -374,7 +378,7 @@ def test_the_help_of_each_listing_says_what_it_lists(capsys):
 
 
 def test_help_flows_over_the_line_breaks_of_the_source(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setenv("COLUMNS", "800")
     with pytest.raises(SystemExit):
         main(["export", "--help"])
     assert "compute in float32 and differ in the stored weights:" in capsys.readouterr().out

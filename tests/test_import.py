@@ -109,8 +109,16 @@ def has_example(value):
 
 
 RETURNED = {
-    *("RunResult", "Artifact", "FlopCount", "ModelCost", "Plan", "QuantizedModel", "Receipt", "TrainingMemory"),
+    "RunResult",
+    "Artifact",
+    "FlopCount",
     "Inspection",
+    "ModelCost",
+    "Plan",
+    "PublishedVersion",
+    "QuantizedModel",
+    "Receipt",
+    "TrainingMemory",
 }
 
 

@@ -16,6 +16,8 @@ from .exporting.config import ExportConfig
 from .exporting.export import Artifact, export, export_formats
 from .exporting.inspection.inspect import inspect
 from .exporting.inspection.record import Inspection
+from .exporting.processing.config import PostprocessingConfig, PreprocessingConfig
+from .exporting.publishing.publish import PublishedVersion, publish
 from .exporting.verification.bench import benchmark
 from .exporting.verification.verify import verify
 from .hardware import Hardware
@@ -104,6 +106,8 @@ __all__ = [
     "quantization_report",
     # artifacts
     "ExportConfig",
+    "PreprocessingConfig",
+    "PostprocessingConfig",
     "Artifact",
     "export",
     "export_formats",
@@ -111,6 +115,8 @@ __all__ = [
     "benchmark",
     "inspect",
     "Inspection",
+    "publish",
+    "PublishedVersion",
     # records and errors
     "PassReport",
     "Receipt",

@@ -54,7 +54,7 @@ LISTING = TypeAdapter(Listing)
 
 
 @contextmanager
-def staged_directory(final: Path, bytes_needed: int | None = None) -> Iterator[Path]:
+def staged_directory(final: Path, bytes_needed: int | None = None, *, replace: bool = True) -> Iterator[Path]:
     """Gives a temporary directory beside `final`, which replaces `final` when the block ends without an error.
 
     However the block ends, also by Ctrl-C, `final` holds either all of the earlier files or all of the new ones. That
@@ -65,6 +65,7 @@ def staged_directory(final: Path, bytes_needed: int | None = None) -> Iterator[P
     Args:
         final: The directory to write.
         bytes_needed: About how many bytes will be written. The error of a full disk names it.
+        replace: Whether an earlier artifact may be replaced. Otherwise `final` must be new or empty.
     Raises:
         ExportError: `final` cannot be written, or holds files that do not belong to an artifact.
     """
@@ -77,7 +78,10 @@ def staged_directory(final: Path, bytes_needed: int | None = None) -> Iterator[P
             for path in [*new.rglob("*"), new]:
                 flush_to_disk(path)
             _check_replaceable(final)  # files may have been put there meanwhile
-            _publish(new, final, work / OLD)
+            if replace:
+                _publish(new, final, work / OLD)
+            else:
+                new.rename(final)  # which fails if `final` holds anything
             flush_to_disk(final.parent)
     except OSError as error:
         room = ""

@@ -1,4 +1,4 @@
-"""The commands for artifacts and reports: `tfopt export`, `tfopt verify`, `tfopt inspect` and `tfopt report`."""
+"""The commands for artifacts and reports: `tfopt export`, `verify`, `inspect`, `publish` and `report`."""
 
 from __future__ import annotations
 
@@ -59,6 +59,29 @@ class InspectOptions:
     """Directory of an artifact or of a SavedModel, or an .onnx, .tflite or .xml file (of OpenVINO)."""
     open_size: int = 128
     """What an open size other than the batch counts as, such as the length of a sequence. The batch is one example."""
+    json: bool = False
+    """Print JSON."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishOptions:
+    """Copies an artifact into a model repository for servers, as a new version. Earlier versions stay.
+
+    A SavedModel is for TensorFlow Serving, an ONNX file for OpenVINO Model Server and Triton.
+    """
+
+    artifact: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
+    """Directory of the artifact."""
+    repository: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="REPOSITORY")]
+    """Directory of the model repository. It is made if needed."""
+    name: str | None = None
+    """Name by which clients call the model. By default the name of the artifact's directory."""
+    version: int | None = None
+    """Number of the version. By default the next one after the largest number."""
+    batch_sizes: tuple[int, ...] = (1, 8)
+    """Numbers of examples in the requests that warm the model up. The largest is the most that Triton joins."""
+    warm_up: bool = True
+    """Write requests that warm the model up. Of a SavedModel they need the extra serving."""
     json: bool = False
     """Print JSON."""
 
@@ -155,6 +178,28 @@ def inspect_command(words: list[str]) -> int:
         raise
     say(inspection.to_json() if options.json else inspection)
     return CHECK_FAILED if inspection.problems else SUCCESS
+
+
+def publish_command(words: list[str]) -> int:
+    options = parse(PublishOptions, words, "tfopt publish")
+    start_tensorflow()
+    from tfopt.exporting import publish
+
+    with working(f"publishing {options.artifact}"):
+        published = publish(
+            options.artifact,
+            options.repository,
+            name=options.name,
+            version=options.version,
+            batch_sizes=options.batch_sizes,
+            warm_up=options.warm_up,
+        )
+    if options.json:
+        print_json(published.to_dict())
+        return SUCCESS
+    say(published.report)
+    say(f"published {published.path}")
+    return SUCCESS
 
 
 def report_command(words: list[str]) -> int:

@@ -194,19 +194,14 @@ def _asked_form(words: list[str]) -> tuple[str | None, list[str]]:
 
 
 def _switch_stages(recipe: Any, words: list[str]) -> tuple[Any, list[str]]:
-    """Turns off each stage named by --no-STAGE, and turns on each stage that is off and has a flag in the words."""
+    """Turns off each stage named by --no-STAGE."""
     known = stages(type(recipe))
     off = {name for name in known if f"--no-{name}" in words}
     words = [word for word in words if word not in {f"--no-{name}" for name in off}]
-    recipe = replace(recipe, **dict.fromkeys(off))
-    for name, config in known.items():
-        if (
-            name not in off
-            and getattr(recipe, name) is None
-            and any(word.startswith(f"--{name}.") for word in expand(type(recipe), words))
-        ):
-            recipe = replace(recipe, **{name: config()})
-    return recipe, words
+    for name in off:
+        if given := [word for word in expand(type(recipe), words) if word.startswith(f"--{name}.")]:
+            raise ConfigError(f"A stage that is left out has no settings. Received: --no-{name} with {given[0]}.")
+    return replace(recipe, **dict.fromkeys(off)), words
 
 
 def _print_advice(options: DevicesOptions) -> None:

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 
-from tfopt.cli.artifacts import export_command, inspect_command, report_command, verify_command
+from tfopt.cli.artifacts import export_command, inspect_command, publish_command, report_command, verify_command
 from tfopt.cli.bench import bench_command
 from tfopt.cli.commands import devices_command, init_command, run_command
 from tfopt.cli.data import data_command
@@ -42,6 +42,7 @@ usage: tfopt COMMAND [OPTIONS]
   verify DIR           measure an exported artifact in a fresh process
   bench DIR|FILE...    measure artifacts and models of other programs side by side, and name the fastest
   inspect DIR|FILE     show the operators, types, weights and multiply-adds of a model, without running it
+  publish DIR REPO     copy an artifact into a model repository for servers, as a new version
   report DIR...        write the HTML page of a saved report again, or a page that compares several runs
   launch SCRIPT        run a script in several workers that train together
   accelerate SCRIPT    run an unmodified script with tfopt's training step in each fit that can have it
@@ -71,6 +72,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "verify": verify_command,
     "bench": bench_command,
     "inspect": inspect_command,
+    "publish": publish_command,
     "report": report_command,
     "launch": launch_command,
     "doctor": doctor_command,

@@ -2,6 +2,8 @@ from .config import ExportConfig
 from .export import Artifact, export, export_formats
 from .inspection.inspect import inspect
 from .inspection.record import Inspection
+from .processing.config import PostprocessingConfig, PreprocessingConfig
+from .publishing.publish import PublishedVersion, publish
 from .verification.bench import benchmark
 from .verification.process import SavedModelProcess, time_in_turns
 from .verification.verify import verify, verify_together
@@ -15,6 +17,10 @@ __all__ = [
     "benchmark",
     "Inspection",
     "inspect",
+    "PostprocessingConfig",
+    "PreprocessingConfig",
+    "PublishedVersion",
+    "publish",
     "time_in_turns",
     "verify",
     "verify_together",

@@ -10,6 +10,7 @@ from annotated_types import Ge, MinLen
 
 from tfopt.errors import ConfigError
 from tfopt.exporting.formats import FORMATS
+from tfopt.exporting.processing.config import PostprocessingConfig, PreprocessingConfig
 from tfopt.quantization.config import QuantizationConfig
 from tfopt.quantization.weight_only import WeightOnlyConfig
 from tfopt.settings.validation import check_fields
@@ -83,6 +84,11 @@ class ExportConfig:
     xla_signature: bool = False
     """Whether to write the signature "serving_xla" too, which XLA compiles at its first call. With int8 it computes in
     float32."""
+    preprocessing: PreprocessingConfig | None = None
+    """Steps before the model that the artifact computes too: it takes pixels (uint8) of any size. Calibration data
+    stays what the model takes. By default none."""
+    postprocessing: PostprocessingConfig | None = None
+    """Steps after the model that the artifact computes too: probabilities and the best classes. By default none."""
     trusted: bool = False
     """Whether the model's source is trusted: the model may hold ops that touch files or the network when it runs, and a
     .keras file may hold code. Without it, such a model is refused before anything of it runs."""
@@ -90,6 +96,7 @@ class ExportConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         self._check_format()
+        self._check_postprocessing()
         own_way = "which stores all weights in its own way"
         for name, used, owners, reason in (
             ("float_fallback", self.float_fallback, "'int8'", "whose artifact computes in float32 anyway"),
@@ -144,6 +151,26 @@ class ExportConfig:
                         f"{name} belongs to format={owner.name!r}. Received: {name}={getattr(self, name)!r} with "
                         f"format={self.format!r}. Leave {name} out."
                     )
+
+    def _check_postprocessing(self) -> None:
+        after = self.postprocessing
+        if after is None:
+            return
+        if not after.softmax and after.top_k is None:
+            raise ConfigError(
+                "postprocessing must compute something. Received: softmax=False and top_k=None. Set one of them, or "
+                "leave postprocessing out."
+            )
+        if after.class_names and self.format != "saved_model":
+            raise ConfigError(
+                f"class_names belong to format='saved_model', which has strings. Received: class_names with "
+                f"format={self.format!r}. Leave class_names out: the artifact gives the numbers of the classes."
+            )
+        if after.class_names and self.xla_signature:
+            raise ConfigError(
+                "class_names are strings, which XLA cannot compile. Received: class_names with xla_signature=True. "
+                "Leave one of them out."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

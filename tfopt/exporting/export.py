@@ -6,7 +6,7 @@ import json
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,15 @@ from tfopt.exporting.manifest import (
     MANIFEST_FORMAT,
     CheckRecord,
     Manifest,
+    OutputRecord,
     SignatureRecord,
     digests,
     read_manifest,
     requirements,
 )
 from tfopt.exporting.parity import make_check
+from tfopt.exporting.processing.answers import CLASSES, SCORES, with_best_classes
+from tfopt.exporting.processing.config import PostprocessingConfig
 from tfopt.exporting.verification.threads import measure_threads
 from tfopt.exporting.verification.written import check_written
 from tfopt.graph.frozen import free_graphs
@@ -235,7 +238,21 @@ def _lower_and_record(
                 f"The graph with its weights must be smaller than 2 GiB, the limit of a SavedModel's file. Received: "
                 f"{graph.name!r} with {graph.graph_def.ByteSize():,} bytes. Export it, or its weights only, in int8."
             )
-    return lowered, make_check(lowered.source, lowered.graphs, lowered.sample, lowered.held_out, lowered.compute)
+    check = make_check(lowered.source, lowered.graphs, lowered.sample, lowered.held_out, lowered.compute)
+    return _with_best_classes(lowered, check, config.postprocessing)
+
+
+def _with_best_classes(
+    lowered: Lowered, check: CheckRecord, config: PostprocessingConfig | None
+) -> tuple[Lowered, CheckRecord]:
+    """Adds the best classes to what the artifact gives. Its check holds the output that they are chosen from."""
+    if config is None or config.top_k is None:
+        return lowered, check
+    name = config.output or next(iter(lowered.source.outputs))
+    graphs = {key: with_best_classes(graph, name, config) for key, graph in lowered.graphs.items()}
+    unchecked = dict.fromkeys((CLASSES, SCORES), OutputRecord(values=()))
+    outputs = {kind: {**recorded, **unchecked} for kind, recorded in check.outputs.items()}
+    return replace(lowered, graphs=graphs), replace(check, outputs=outputs)
 
 
 def _write(lowered: Lowered, directory: Path, check: CheckRecord, config: ExportConfig) -> CheckRecord:

@@ -18,6 +18,8 @@ from tfopt.exporting.int8.selection import CLOCK, select_int8
 from tfopt.exporting.int8.time_table import feeds_of
 from tfopt.exporting.int8.weights import decode_int8, kernels_that_need_vnni
 from tfopt.exporting.paired import may_saturate, with_all_pairs, without_zero_points
+from tfopt.exporting.processing.answers import class_output, with_softmax
+from tfopt.exporting.processing.images import from_pixels, image_input, to_pixels
 from tfopt.exporting.stored_weights import encode_weights, encode_zeros
 from tfopt.graph import FrozenGraph, fold_constants
 from tfopt.graph.fold import WEIGHTED
@@ -89,6 +91,7 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_da
             f"Received: {source.name!r} with {len(source.tables)} tables and the string inputs {strings}. Leave it "
             "out, or export the part that takes numbers."
         )
+    _check_processing(source, config)
     calibrates = given is None and config.precision == "int8" and not has_ranges(source)
     calibration = config.quantization if calibrates else None
     data = read_calibration_data(source, calibration_data, evaluation_data, calibration)
@@ -100,7 +103,38 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_da
     served = lowered.graphs[DEFAULT_SIGNATURE]
     needs_vnni = lowered.needs_vnni or bool(kernels_that_need_vnni(served))  # while the weights are constants
     lowered = replace(lowered, sample=data.sample, held_out=held_out, needs_vnni=needs_vnni)
-    return _without_zeros(lowered) if config.sparse_weights else lowered
+    if config.sparse_weights:
+        lowered = _without_zeros(lowered)
+    return _with_processing(lowered, config)
+
+
+def _check_processing(source: FrozenGraph, config: ExportConfig) -> None:
+    """Raises ConfigError if the steps before or after the model do not fit it."""
+    if config.preprocessing is not None:
+        image_input(source, config.preprocessing)
+    if config.postprocessing is not None:
+        class_output(source, config.postprocessing)
+
+
+def _with_processing(lowered: Lowered, config: ExportConfig) -> Lowered:
+    """Puts the steps before and after the model into all graphs, and into that of the source, so that they compare.
+
+    The best classes come later: they cannot be compared as numbers.
+    """
+    before, after = config.preprocessing, config.postprocessing
+    source, graphs, sample, held_out = lowered.source, lowered.graphs, lowered.sample, lowered.held_out
+    if before is not None:
+        name = image_input(source, before)
+        sample = None if sample is None else to_pixels(sample, name, before)
+        held_out = held_out and replace(held_out, inputs=to_pixels(held_out.inputs, name, before))
+        own = config.format == "saved_model"
+        source = from_pixels(source, before, for_tensorflow=own)
+        graphs = {key: from_pixels(graph, before, for_tensorflow=own) for key, graph in graphs.items()}
+    if after is not None and after.softmax:
+        name = class_output(source, after)
+        source = with_softmax(source, name)
+        graphs = {key: with_softmax(graph, name) for key, graph in graphs.items()}
+    return replace(lowered, source=source, graphs=graphs, sample=sample, held_out=held_out)
 
 
 def _without_zeros(lowered: Lowered) -> Lowered:

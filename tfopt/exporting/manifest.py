@@ -189,6 +189,12 @@ class Manifest(Record):
         return content
 
     @property
+    def compared_outputs(self) -> dict[str, TensorRecord]:
+        """The outputs that are compared and scored: all but those that choose from another one, as the best classes."""
+        recorded = self.check.outputs[SOURCE]
+        return {name: spec for name, spec in self.signature.outputs.items() if recorded[name].values}
+
+    @property
     def is_float(self) -> bool:
         """Whether its weights are floating-point numbers."""
         return not self.precision.startswith("int")

@@ -171,6 +171,7 @@ def compare(
 
     The relative one is the larger ratio of norms: of the recorded values, or of the sums, which cover all values.
     """
+    recorded = {name: record for name, record in recorded.items() if record.values}  # not of what is chosen, as classes
     values = np.concatenate([_values(outputs[name], first) for name in recorded])
     held = np.concatenate([np.asarray(record.values, np.float64) for record in recorded.values()])
     if values.shape != held.shape:

@@ -38,6 +38,15 @@ class ThreadTimes(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ManyRequests:
+    """How a server computes many requests: the calls at the same time, the threads of each, and its examples."""
+
+    calls: int
+    threads: int
+    batch_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ServingTimes(Record):
     """The times of an artifact by batch size and threads, and the examples that it computes in a second.
 
@@ -81,6 +90,20 @@ class ServingTimes(Record):
         """Returns the fastest number of threads for a batch size; None if it was not measured or none is faster."""
         return next((each.best_threads for each in self.calls if each.batch_size == batch_size), None)
 
+    @property
+    def batches_pay(self) -> bool:
+        """Whether large batches compute more examples in a second than small calls at the same time."""
+        return self._verdict == "slower"
+
+    @property
+    def many_requests(self) -> ManyRequests:
+        """The way to compute many requests: small calls at the same time, unless batches pay."""
+        if self.batches_pay:
+            return ManyRequests(calls=1, threads=self.calls[-1].threads[-1], batch_size=self.calls[-1].batch_size)
+        return ManyRequests(
+            calls=self.parallel_calls, threads=self.parallel_threads, batch_size=self.calls[0].batch_size
+        )
+
     def rows(self) -> dict[str, str]:
         """Returns the figures as text, by what they are."""
         parallel = f"{grouped(self.parallel_examples_per_s)} examples/s in {self._parallel}"
@@ -106,10 +129,10 @@ class ServingTimes(Record):
                 yield f"batch {sizes}: {flag}; in Python {IN_PYTHON}({best}) before the first op"
 
     def _of_many_requests(self) -> str:
-        if self._verdict == "slower":
-            return f"many requests: join them to batches of {self.calls[-1].batch_size} (--enable_batching)"
-        flags = f"--tensorflow_intra_op_parallelism={self.parallel_threads}"
-        flags += f" --tensorflow_inter_op_parallelism={self.parallel_calls}"
+        best = self.many_requests
+        if self.batches_pay:
+            return f"many requests: join them to batches of {best.batch_size} (--enable_batching)"
+        flags = f"--tensorflow_intra_op_parallelism={best.threads} --tensorflow_inter_op_parallelism={best.calls}"
         gain = "more examples than" if self._verdict == "faster" else "about as many examples as"
         return f"many requests: {self._parallel} ({flags}) compute {gain} {self._batched}"
 

@@ -15,7 +15,7 @@ import textwrap
 import tomllib
 import types
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import tyro
@@ -81,7 +81,8 @@ Shares = Annotated[Mapping[str, Annotated[float, Ge(0), Lt(1)]], _TABLE, Remedy(
 def parse(cls: type[T], arguments: Sequence[str], command: str, default: T | None = None) -> T:
     """Makes a dataclass from command-line flags, with the other values of a default.
 
-    The flag of a nested field is for example --training.epochs, or short --epochs.
+    The flag of a nested field is for example --training.epochs, or short --epochs. A field of another dataclass or None
+    gets that dataclass if a flag of it is given.
 
     Raises:
         ConfigError: A flag is unknown, or its value is wrong.
@@ -92,6 +93,8 @@ def parse(cls: type[T], arguments: Sequence[str], command: str, default: T | Non
         3
     """
     expanded = expand(cls, arguments)
+    in_full = default is None and not {"-h", "--help"}.isdisjoint(expanded)
+    asked = {each for each in stages(cls) if in_full or any(word.startswith(f"--{each}.") for word in expanded)}
     output = io.StringIO()
     try:
         with contextlib.redirect_stderr(output):
@@ -100,7 +103,7 @@ def parse(cls: type[T], arguments: Sequence[str], command: str, default: T | Non
                 args=expanded,
                 prog=command,
                 default=default,
-                registry=_RULES,
+                registry=_rules(asked),
             )
     except SystemExit as stop:
         if not stop.code:
@@ -178,12 +181,16 @@ def nested_config(hint: Any) -> type | None:
     return next((option for option in options if isinstance(option, type) and dataclasses.is_dataclass(option)), None)
 
 
-_RULES = tyro.constructors.ConstructorRegistry()
+def _rules(asked: Collection[str]) -> tyro.constructors.ConstructorRegistry:
+    registry = tyro.constructors.ConstructorRegistry()
+    registry.struct_rule(functools.partial(_dataclass, asked=asked))
+    return registry
 
 
-@_RULES.struct_rule
-def _dataclass(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.StructConstructorSpec | None:
-    """Makes flags of a dataclass as tyro does, with two corrections of the help.
+def _dataclass(
+    info: tyro.constructors.StructTypeInfo, asked: Collection[str]
+) -> tyro.constructors.StructConstructorSpec | None:
+    """Makes flags of a dataclass as tyro does, with the stages that are asked for and two corrections of the help.
 
     tyro breaks a line of help where the source breaks it, and prints nothing for an empty default.
     """
@@ -194,6 +201,8 @@ def _dataclass(info: tyro.constructors.StructTypeInfo) -> tyro.constructors.Stru
     for entry in dataclasses.fields(info.type):
         default = _default(entry, info.default)
         hint = hints[entry.name]
+        if default is None and entry.name in asked and (stage := nested_config(hint)) is not None:
+            default = stage()
         if isinstance(default, tuple | Mapping) and not default:
             hint = Annotated[hint, tyro.conf.arg(help_behavior_hint="(default: none)")]
         specs.append(

@@ -187,9 +187,15 @@ def _join(batches: list[Any], specs: Mapping[str, TensorRecord]) -> dict[str, np
     for position, (name, spec) in enumerate(specs.items()):
         try:
             parts = [_part(values, name, position) for values in batches]
-            joined[name] = np.concatenate(parts).astype(spec.numpy_dtype)
+            given = np.concatenate(parts)
+            joined[name] = given.astype(spec.numpy_dtype)
         except (LookupError, ValueError) as error:
             raise ConfigError(f"data must give the inputs {list(specs)}. Received: no {name!r} ({error}).") from error
+        if spec.numpy_dtype.kind in "iu" and given.dtype.kind in "fiu" and not np.array_equal(joined[name], given):
+            raise ConfigError(
+                f"data must be whole numbers that {spec.dtype} holds, for input {name!r}. Received: {given.dtype.name} "
+                f"from {given.min():g} to {given.max():g}. Pass what the artifact takes, such as unscaled pixels."
+            )
         shape = joined[name].shape
         wanted = spec.shape or (None,) * len(shape)
         # The number of examples may differ from a fixed batch size: the process divides them.

@@ -86,7 +86,8 @@ class Runtime:
         return dict(outputs)
 
     def arrays(self, outputs: dict[str, tf.Tensor]) -> dict[str, Any]:
-        return {name: value.numpy() for name, value in outputs.items()}
+        arrays = {name: value.numpy() for name, value in outputs.items()}
+        return {name: value.astype(np.bytes_) if value.dtype == object else value for name, value in arrays.items()}
 
 
 def describe(spec: tf.TensorSpec) -> dict[str, Any]:

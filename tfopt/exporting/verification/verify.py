@@ -152,7 +152,7 @@ def verify_together(
     served = [*measured, *(each for each in baselines if each not in measured)]
     if data is not None:
         for each in served:
-            each.output_names = output_names(first.signature.outputs, each.path, each.manifest)
+            each.output_names = output_names(first.compared_outputs, each.path, each.manifest)
     with ExitStack() as stack:
         for each in served:
             on_step(f"loading {each.path}")
@@ -197,10 +197,10 @@ def _score(
     on_step: OnStep,
 ) -> None:
     """Scores the artifacts on labelled data, chunk by chunk."""
-    signature = served[0].manifest.signature
-    scoreboard = Scoreboard(metric, {name: spec.op for name, spec in signature.outputs.items()})
+    first = served[0].manifest
+    scoreboard = Scoreboard(metric, {name: spec.op for name, spec in first.compared_outputs.items()})
     done = 0
-    for inputs, labels in chunks(data, signature.inputs):
+    for inputs, labels in chunks(data, first.signature.inputs):
         on_step(f"scoring, {done:,} examples done")
         done += len(next(iter(inputs.values())))
         scoreboard.add(labels, {each: each.predict(inputs) for each in served}, reference)
@@ -342,7 +342,7 @@ def input_names(wanted: Mapping[str, TensorRecord], path: Path, manifest: Manife
 
 def output_names(wanted: Mapping[str, TensorRecord], path: Path, manifest: Manifest) -> dict[str, str]:
     """Returns an artifact's name for each of the wanted outputs. Where names differ, the order decides."""
-    own = manifest.signature.outputs
+    own = manifest.compared_outputs
     if own.keys() == wanted.keys():
         return {name: name for name in wanted}
     if len(own) != len(wanted):

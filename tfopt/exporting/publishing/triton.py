@@ -1,0 +1,101 @@
+"""Triton's config.pbtxt: the inputs and outputs of a served model, how requests are joined, and the threads.
+
+Triton could find out the inputs and outputs by itself. It would not join requests then, nor warm the model up, nor know
+the measured number of threads. The file is about all versions of a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tfopt.atomic.files import write_text
+from tfopt.exporting.manifest import Manifest, TensorRecord
+from tfopt.exporting.publishing.batches import batch_of, is_open, words
+from tfopt.report import Change, Skip
+
+CONFIG = "config.pbtxt"
+# Triton's backend for a format, and its name for the number of threads that compute one call.
+BACKENDS = {"onnx": ("onnxruntime", "intra_op_thread_count"), "openvino": ("openvino", "INFERENCE_NUM_THREADS")}
+TYPES = {
+    "float16": "FP16",
+    "float32": "FP32",
+    "float64": "FP64",
+    "bfloat16": "BF16",
+    "bool": "BOOL",
+    "string": "STRING",
+}
+
+
+def write(model: Path, manifest: Manifest, batch_sizes: Sequence[int], *, warm_up: bool) -> Iterator[Change | Skip]:
+    """Writes config.pbtxt into the directory of a model, if Triton serves its format and there is none yet."""
+    if manifest.model_format not in BACKENDS:
+        return
+    unknown = [name for name, spec in _specs(manifest).items() if spec.shape is None]
+    if (model / CONFIG).exists():
+        yield Skip(name=CONFIG, kind="Triton", reason="there is one already, which stays as it is")
+    elif unknown:
+        yield Skip(name=CONFIG, kind="Triton", reason=f"the number of axes of {unknown[0]!r} is open")
+    else:
+        write_text(model / CONFIG, config(model.name, manifest, batch_sizes if warm_up else (), max(batch_sizes)))
+        joined = (
+            f"joins requests to batches of up to {max(batch_sizes)}" if is_open(manifest.signature) else "no batches"
+        )
+        yield Change(name=CONFIG, kind="Triton", detail=joined)
+
+
+def _specs(manifest: Manifest) -> Mapping[str, TensorRecord]:
+    return {**manifest.signature.inputs, **manifest.signature.outputs}
+
+
+def config(name: str, manifest: Manifest, warm_up: Sequence[int], largest: int) -> str:
+    """Returns the text of config.pbtxt.
+
+    Args:
+        name: The name of the served model.
+        manifest: The manifest of a version.
+        warm_up: Examples in the calls that warm the model up. Empty means none.
+        largest: The most examples of a batch that Triton joins.
+    """
+    backend, thread_setting = BACKENDS[manifest.model_format]
+    joins = is_open(manifest.signature)
+    lines = [f'name: "{name}"', f'backend: "{backend}"', f"max_batch_size: {largest if joins else 0}"]
+    for kind in ("input", "output"):
+        specs: Mapping[str, TensorRecord] = getattr(manifest.signature, f"{kind}s")
+        tensors = (f'  {{ name: "{key}" {_tensor(spec, joins)} }}' for key, spec in specs.items())
+        lines += [f"{kind} [", ",\n".join(tensors), "]"]
+    if joins:
+        lines.append("dynamic_batching { }")  # without a delay: what has come while the model computed
+    if manifest.serving is not None:
+        best = manifest.serving.many_requests
+        lines.append(f"instance_group [ {{ count: {best.calls} kind: KIND_CPU }} ]")
+        lines.append(f'parameters {{ key: "{thread_setting}" value: {{ string_value: "{best.threads}" }} }}')
+    sizes = sorted({batch_of(manifest.signature, size) for size in warm_up})
+    lines += [_call(manifest, size, joins) for size in sizes]
+    return "\n".join(lines) + "\n"
+
+
+def _tensor(spec: TensorRecord, joins: bool) -> str:
+    assert spec.shape is not None
+    sizes = [-1 if size is None else size for size in spec.shape[joins:]]
+    # Triton wants one axis at least, also of a tensor that has a single value for each example.
+    return f"{_kind(spec)} dims: {sizes or [1]}" + ("" if sizes else " reshape { shape: [ ] }")
+
+
+def _kind(spec: TensorRecord) -> str:
+    return f"data_type: TYPE_{TYPES.get(spec.dtype, spec.dtype.upper())}"
+
+
+def _call(manifest: Manifest, batch_size: int, joins: bool) -> str:
+    """Returns a call with zeros, which tables of any size hold, in the sizes of the check."""
+    inputs = (
+        f'  inputs {{ key: "{key}" value: {{ {_kind(spec)} dims: {_sizes(manifest.check.shapes[key], joins)} '
+        "zero_data: true } }"
+        for key, spec in manifest.signature.inputs.items()
+    )
+    size = f" batch_size: {batch_size}" if joins else ""
+    return "\n".join([f'model_warmup {{ name: "{words([batch_size])}"{size}', *inputs, "}"])
+
+
+def _sizes(shape: Sequence[int], joins: bool) -> list[int]:
+    return list(shape[joins:]) or [1]
