@@ -10,6 +10,7 @@ from keras import layers, ops
 
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting import ExportConfig, export
+from tfopt.exporting.manifest import read_manifest
 from tfopt.exporting.paired import with_all_pairs
 from tfopt.quantization import QuantizationConfig, quantize
 
@@ -280,3 +281,14 @@ def test_a_file_that_computes_something_else_is_refused_and_nothing_is_written(l
     with pytest.raises(UnsupportedModelError, match=message):
         export(keras.Model(inputs, layer(inputs)), tmp_path / "a", ExportConfig(format="onnx"))
     assert not list(tmp_path.iterdir())
+
+
+def test_the_error_in_the_manifest_is_that_of_the_runtime(tmp_path):
+    model, shape = one_axis()
+    x = examples(shape, 52)
+    config = ExportConfig(format="onnx", precision="int8", quantization=QuantizationConfig(calibration_examples=32))
+    export(model, tmp_path / "a", config, calibration_data=x)
+    recorded = read_manifest(tmp_path / "a").check
+    assert recorded.held_out
+    (found,) = run(tmp_path / "a", {model.inputs[0].name: x[32:]}).values()
+    assert recorded.errors["artifact"].max_abs == pytest.approx(np.abs(found - model(x[32:])).max(), rel=1e-4)

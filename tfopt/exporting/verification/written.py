@@ -41,18 +41,19 @@ def check_written(directory: Path, lowered: Lowered, check: CheckRecord, file_fo
     if lowered.needs_vnni and has_vnni() is False:
         return check  # sums saturate on this machine, as the manifest says
     specs = {name: TensorRecord.of(spec) for name, spec in graph.inputs.items()}
-    size = next((spec.shape[0] for spec in specs.values() if spec.shape), None) or EXAMPLES
+    fixed = next((spec.shape[0] for spec in specs.values() if spec.shape), None)
+    size = fixed or EXAMPLES
     shapes = {name: (size, *shape[1:]) for name, shape in check.shapes.items()}
     drawn = draw_inputs(specs, replace(check, shapes=shapes))
     try:
         with runs(directory)(directory) as process:
             compare = partial(_compare, graph, process, lowered.precision, _compared(check))
             compare(drawn, size)
-            if size == EXAMPLES:
+            if fixed is None:
                 compare({name: value[:ALONE] for name, value in drawn.items()}, 1)
             if not check.errors or lowered.held_out is None:
                 return check
-            held_out = lowered.held_out.inputs
+            held_out = {name: value[:fixed] for name, value in lowered.held_out.inputs.items()}
             compare(held_out, size)
             measured = error_on(lowered.source, process.predict(held_out, size), lowered.source.predict(held_out))
             return replace(check, errors={**check.errors, ARTIFACT: measured})
@@ -99,10 +100,9 @@ def _remedy() -> str:
 
 
 def _computed(graph: FrozenGraph, inputs: Arrays, batch_size: int) -> dict[str, np.ndarray]:
-    length = len(next(iter(inputs.values())))
     parts = [
         graph.predict({name: value[start : start + batch_size] for name, value in inputs.items()})
-        for start in range(0, length - length % batch_size or length, batch_size)
+        for start in range(0, len(next(iter(inputs.values()))), batch_size)
     ]
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
