@@ -65,8 +65,8 @@ def find_example_data(name: str) -> ExampleData:
     """Returns the examples of a file, a source or a recipe.
 
     Args:
-        name: A .npy file of inputs; a .npz file with an array x and, for labels, y; the name of a source, or
-            package.module:function; or a recipe, by its name or its .toml file.
+        name: A .npy file of inputs; a .npz file with an array x, or one for each input by its name, and y for labels;
+            the name of a source, or package.module:function; or a recipe, by its name or its .toml file.
     Raises:
         ConfigError: The file, source or recipe does not exist, or the file has other content.
     Example:
@@ -110,13 +110,15 @@ def read_arrays(name: str) -> Any:
 
 
 def _labelled(name: str) -> Any:
-    """Returns the inputs of a file, or (inputs, labels)."""
+    """Returns the inputs of a file, or (inputs, labels). Of a model with several inputs, they are a dict."""
     loaded = read_arrays(name)
     if isinstance(loaded, np.ndarray):
         return loaded
-    if "x" not in loaded:
+    labels = loaded.pop("y", None)
+    if not loaded:
         raise ConfigError(
-            f"A .npz file must hold an array x, and y for labels. Received: {name} with {list(loaded)}. "
-            "Write it again with numpy.savez(file, x=inputs, y=labels)."
+            "A .npz file must hold an array x, or one for each input by its name, and y for labels. Received: "
+            f"{name} without inputs. Write it again with numpy.savez(file, x=inputs, y=labels)."
         )
-    return (loaded["x"], loaded["y"]) if "y" in loaded else loaded["x"]
+    inputs = loaded["x"] if loaded.keys() == {"x"} else loaded
+    return inputs if labels is None else (inputs, labels)

@@ -182,8 +182,8 @@ class ExportOptions(ExportConfig):
     out: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="OUT")]
     """Directory for the artifact. An earlier artifact in it is replaced."""
     calibration_data: str | None = None
-    """Examples for the calibration: a .npy file of inputs, a .npz file with an array x, or the training part of a data
-    source or of a recipe (name or .toml file)."""
+    """Examples for the calibration: a .npy file of inputs, a .npz file with an array x (or one for each input of the
+    model, by its name), or the training part of a data source or of a recipe (name or .toml file)."""
     evaluation_data: str | None = None
     """Labelled examples for max-accuracy-drop: a .npz file with x and y, or the test part of a data source or of a
     recipe. By default the labelled calibration data."""

@@ -141,3 +141,20 @@ def test_settings_of_one_format_are_left_out_for_the_others_and_a_precision_of_o
     with pytest.raises(ConfigError, match="formats"):
         export_formats(model, tmp_path / "b", ("saved_model", "torch"))
     assert not (tmp_path / "b").exists()
+
+
+def test_a_file_gives_several_inputs_by_their_names(tmp_path, capsys):
+    inputs = [keras.Input((6,), name="image"), keras.Input((2,), name="meta-data")]
+    hidden = layers.Dense(32, activation="relu")(layers.Concatenate()(inputs))
+    model = keras.Model(inputs, layers.Dense(3)(hidden))
+    model.save(tmp_path / "model.keras")
+    random = np.random.default_rng(0)
+    data = {"image": random.random((48, 6), np.float32), "meta-data": random.random((48, 2), np.float32)}
+    labels = np.asarray(model(list(data.values()))).argmax(-1)
+    np.savez(tmp_path / "data.npz", y=labels, **data)
+    file, out = str(tmp_path / "data.npz"), str(tmp_path / "out")
+    words = ["export", str(tmp_path / "model.keras"), out, "--format", "onnx", "--precision", "int8"]
+    assert main([*words, "--calibration-data", file]) == 0
+    capsys.readouterr()
+    assert main(["verify", out, "--data", file, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["accuracy"] > 0.9

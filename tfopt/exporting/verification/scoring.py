@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfopt.data.user_data import iterate_batches
 from tfopt.errors import ConfigError
 from tfopt.exporting.manifest import TensorRecord
+from tfopt.graph.frozen import signature_name
 from tfopt.tasks.scorer import Metric, Scorer, by_output, finite, higher_is_better, new_score, score_name
 from tfopt.tasks.scores import Score
 
@@ -208,5 +209,5 @@ def _join(batches: list[Any], specs: Mapping[str, TensorRecord]) -> dict[str, np
 
 def _part(values: Any, name: str, position: int) -> np.ndarray:
     if isinstance(values, dict):
-        return np.asarray(values[name])
+        return np.asarray({signature_name(key): value for key, value in values.items()}[name])
     return np.asarray(values[position] if isinstance(values, (tuple, list)) else [values][position])
