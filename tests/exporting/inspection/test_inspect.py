@@ -10,6 +10,7 @@ import openvino
 import pytest
 import tensorflow as tf
 from keras import layers
+from tensorflow.core.protobuf import saved_model_pb2
 
 import tfopt
 from tfopt.cli import main
@@ -164,6 +165,27 @@ def test_ops_that_touch_files_are_told_and_not_run(tmp_path, monkeypatch):
     assert "ReadFile" in found.outside[0]
     assert "touches files" in found.outside[0]
     assert "ReadFile" in [each.kind for each in found.operators]
+
+
+def test_functions_that_would_fill_the_memory_are_refused(files, tmp_path):
+    """Each of 40 functions calls the next twice."""
+    saved = saved_model_pb2.SavedModel.FromString((files / "keras" / "saved_model.pb").read_bytes())
+    graph = saved.meta_graphs[0].graph_def
+    for number in range(40):
+        function = graph.library.function.add()
+        function.signature.name = f"f{number}"
+        function.signature.input_arg.add(name="x", type=tf.float32.as_datatype_enum)
+        function.signature.output_arg.add(name="y", type=tf.float32.as_datatype_enum)
+        function.ret["y"] = "second:y:0" if number < 39 else "x"
+        for name, source in (("first", "x"), ("second", "first:y:0")) if number < 39 else ():
+            function.node_def.add(name=name, op=f"f{number + 1}", input=[source])
+    graph.node.add(name="start", op="f0", input=["serving_default_image"])
+    signature = saved.meta_graphs[0].signature_def["serving_default"]
+    for output in signature.outputs.values():
+        output.name = "start:0"
+    (tmp_path / "saved_model.pb").write_bytes(saved.SerializeToString())
+    with pytest.raises(ArtifactError, match=r"call each other more than .* times"):
+        inspect(tmp_path)
 
 
 def test_an_operator_that_a_runtime_lacks_is_told(tmp_path):
