@@ -1,6 +1,7 @@
 """`tfopt.inspect` counts what the models hold, in every format, and runs nothing of them."""
 
 import json
+import re
 import shutil
 
 import keras
@@ -117,6 +118,12 @@ def test_an_artifact_tells_which_nodes_are_in_int8_and_why_others_are_not(model,
     assert (left.kind, left.reason) == ("Conv2D", "excluded by the configuration")
     assert sorted(each.dtype for each in found.operators if each.multiply_adds) == ["float32", "int8", "int8", "int8"]
     assert "float  1 Conv2D, excluded by the configuration: " in str(found)
+
+
+def test_the_name_of_the_model_is_left_out_of_those_of_layers(files):
+    text = str(inspect(files / "saved_model_int8"))
+    assert "begin with sequential" in text
+    assert re.search(r"^  int8  1 MatMul: last\w*/MatMul$", text, re.MULTILINE)
 
 
 def test_loops_count_their_rounds(tmp_path):
