@@ -1,6 +1,7 @@
 """`tfopt.inspect` counts what the models hold, in every format, and runs nothing of them."""
 
 import json
+import re
 import shutil
 
 import keras
@@ -10,6 +11,7 @@ import openvino
 import pytest
 import tensorflow as tf
 from keras import layers
+from tensorflow.core.protobuf import saved_model_pb2
 
 import tfopt
 from tfopt.cli import main
@@ -118,6 +120,12 @@ def test_an_artifact_tells_which_nodes_are_in_int8_and_why_others_are_not(model,
     assert "float  1 Conv2D, excluded by the configuration: " in str(found)
 
 
+def test_the_name_of_the_model_is_left_out_of_those_of_layers(files):
+    text = str(inspect(files / "saved_model_int8"))
+    assert "begin with sequential" in text
+    assert re.search(r"^  int8  1 MatMul: last\w*/MatMul$", text, re.MULTILINE)
+
+
 def test_loops_count_their_rounds(tmp_path):
     inputs = keras.Input((None, 8))
     hidden = layers.Dense(4)(layers.LSTM(6, return_sequences=True)(inputs))
@@ -164,6 +172,27 @@ def test_ops_that_touch_files_are_told_and_not_run(tmp_path, monkeypatch):
     assert "ReadFile" in found.outside[0]
     assert "touches files" in found.outside[0]
     assert "ReadFile" in [each.kind for each in found.operators]
+
+
+def test_functions_that_would_fill_the_memory_are_refused(files, tmp_path):
+    """Each of 40 functions calls the next twice."""
+    saved = saved_model_pb2.SavedModel.FromString((files / "keras" / "saved_model.pb").read_bytes())
+    graph = saved.meta_graphs[0].graph_def
+    for number in range(40):
+        function = graph.library.function.add()
+        function.signature.name = f"f{number}"
+        function.signature.input_arg.add(name="x", type=tf.float32.as_datatype_enum)
+        function.signature.output_arg.add(name="y", type=tf.float32.as_datatype_enum)
+        function.ret["y"] = "second:y:0" if number < 39 else "x"
+        for name, source in (("first", "x"), ("second", "first:y:0")) if number < 39 else ():
+            function.node_def.add(name=name, op=f"f{number + 1}", input=[source])
+    graph.node.add(name="start", op="f0", input=["serving_default_image"])
+    signature = saved.meta_graphs[0].signature_def["serving_default"]
+    for output in signature.outputs.values():
+        output.name = "start:0"
+    (tmp_path / "saved_model.pb").write_bytes(saved.SerializeToString())
+    with pytest.raises(ArtifactError, match=r"call each other more than .* times"):
+        inspect(tmp_path)
 
 
 def test_an_operator_that_a_runtime_lacks_is_told(tmp_path):

@@ -13,7 +13,8 @@ from tfopt.graph.edit import NodeDef, attribute, producer, upstream
 
 CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 DEEPEST = 64  # calls inside of calls
-MOST = 1_000_000  # nodes; a few functions that call each other could make more than memory holds
+# A few functions that call each other twice could make more than memory holds.
+MOST_NODES, MOST_CALLS = 1_000_000, 100_000
 
 
 class Inlined:
@@ -28,6 +29,7 @@ class Inlined:
         self.functions = functions
         self.nodes: dict[str, Any] = {}
         self.origins: dict[str, tuple[str, str]] = {}
+        self.calls = 0
 
     def add_graph(self, nodes: Mapping[str, Any], ends: Iterable[str]) -> list[str]:
         """Adds what tensors of a graph need. Returns these tensors."""
@@ -48,8 +50,8 @@ class Inlined:
         return found
 
     def add(self, node: Any, name: str, origin: tuple[str, str], inputs: Sequence[str]) -> None:
-        if len(self.nodes) >= MOST:
-            raise ValueError(f"its functions hold more than {MOST:,} nodes")
+        if len(self.nodes) >= MOST_NODES:
+            raise ValueError(f"its functions hold more than {MOST_NODES:,} nodes")
         copy = NodeDef()
         copy.CopyFrom(node)
         copy.name, copy.device = name, ""
@@ -71,8 +73,9 @@ class _Body:
         arguments: Mapping[str, str],
         depth: int,
     ) -> None:
-        if depth > DEEPEST:
-            raise ValueError(f"its functions call each other more than {DEEPEST} deep")
+        result.calls += 1
+        if depth > DEEPEST or result.calls > MOST_CALLS:
+            raise ValueError(f"its functions call each other more than {DEEPEST} deep or {MOST_CALLS:,} times")
         self.result, self.function, self.prefix = result, function, prefix
         self.nodes, self.arguments, self.depth = {node.name: node for node in nodes}, arguments, depth
         self.returned: dict[str, list[str]] = {}

@@ -33,7 +33,7 @@ def read(path: Path, open_size: int) -> Contents:
     """Reads the first graph of a file, and those that its loops and branches use."""
     content = path.read_bytes()
     if content[4:8] != IDENTIFIER:
-        raise ValueError("it is no flatbuffer of LiteRT")
+        raise ValueError("it is not a LiteRT flatbuffer")
     model = schema.Model.GetRootAs(content, 0)
     graph = _Graph(model, 0, ())
     main = graph.graph

@@ -109,6 +109,9 @@ class _Graph:
             self.types[value.name] = record.dtype
             if record.shape is not None and None not in record.shape:
                 self.shapes[value.name] = tuple(size for size in record.shape if size is not None)
+        names = [text for node in graph.node for text in (node.name, node.op_type, *node.input, *node.output)]
+        if not all(isinstance(text, str) for text in names):
+            raise ValueError("a name in it is not text")
         self.constants = {each.name: each for each in graph.initializer}
         for node in graph.node:
             if node.op_type == "Constant":

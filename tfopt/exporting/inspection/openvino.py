@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openvino
+from openvino.frontend import FrontEndManager
 
 from tfopt.exporting.inspection.contents import Contents, Node, Operator, Storage, Weight, assumed, convolution
 from tfopt.exporting.manifest import TensorRecord
@@ -27,7 +27,8 @@ def read(path: Path, open_size: int) -> Contents:
     """Reads the main graph, and the bodies of its loops and branches."""
     if not path.with_suffix(WEIGHTS).is_file():
         raise ValueError(f"{path.with_suffix(WEIGHTS).name} is missing beside it")
-    model = openvino.Core().read_model(path)
+    frontend = FrontEndManager().load_by_framework("ir")  # Core.read_model would try other formats too
+    model = frontend.convert(frontend.load(str(path)))
     inputs = {_name(port): _record(port) for port in model.inputs}
     outputs = {_name(port): _record(port) for port in model.outputs}
     sizes = {name: assumed(each.shape, open_size) for name, each in inputs.items() if each.shape is not None}

@@ -6,6 +6,7 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from tfopt.exporting.inspection.contents import Operator, Weight
@@ -116,6 +117,16 @@ class Inspection(Record, Shown):
         tables = [self._facts(), self._tensors(), self._kinds(), *self._largest(), self._choices()]
         return Sheet(title=self.path, tables=tables)
 
+    @cached_property
+    def _prefix(self) -> str:
+        """What all names of layers begin with: the name of the model, in most files. The tables leave it out."""
+        layers = [each.name for each in self.operators if each.weights] + [choice.name for choice in self.choices]
+        first = {name.partition("/")[0] if "/" in name else "" for name in layers}
+        return f"{first.pop()}/" if len(layers) > 1 and len(first) == 1 and "" not in first else ""
+
+    def _layer(self, name: str) -> str:
+        return shortened(name.removeprefix(self._prefix), LONGEST_NAME)
+
     def _facts(self) -> Table:
         states = {None: "no manifest, so unknown", True: "yes", False: "no"}
         facts = {
@@ -126,6 +137,7 @@ class Inspection(Record, Shown):
             "files as written": states[self.as_written],
             "parameters": self._parameters(),
             "multiply-adds": self._multiply_adds(),
+            **({"names": f"begin with {self._prefix}, which is left out below"} if self._prefix else {}),
         }
         rows = list(facts.items())
         rows += [("reaches outside", text) for text in self.outside] + [("note", text) for text in self.notes]
@@ -144,7 +156,7 @@ class Inspection(Record, Shown):
         missing = self.uncounted
         if not missing:
             return f"{self.multiply_adds:,}{where}"
-        names = ", ".join(shortened(each.name, LONGEST_NAME) for each in missing[:LARGEST])
+        names = ", ".join(self._layer(each.name) for each in missing[:LARGEST])
         more = f" and {len(missing) - LARGEST} more" if len(missing) > LARGEST else ""
         return f"at least {self.multiply_adds:,}{where}; unknown for {names}{more}"
 
@@ -185,7 +197,7 @@ class Inspection(Record, Shown):
             work = UNKNOWN if layer.multiply_adds is None else _count(layer.total)
             size = self.bytes_of(layer)
             stored = short_bytes(size) if size else ""
-            rows.append((shortened(layer.name, LONGEST_NAME), shortened(layer.kind, 22), layer.dtype, stored, work))
+            rows.append((self._layer(layer.name), shortened(layer.kind, 22), layer.dtype, stored, work))
         return Table(head=head, rows=rows, figures={3, 4})
 
     def _choices(self) -> Table:
@@ -196,7 +208,7 @@ class Inspection(Record, Shown):
             groups.setdefault((word, choice.kind, "" if choice.quantized else choice.reason), []).append(choice.name)
         rows = []
         for (word, kind, reason), names in groups.items():
-            shown = [shortened(name, LONGEST_NAME) for name in names[:LARGEST]]
+            shown = [self._layer(name) for name in names[:LARGEST]]
             more = [f"{len(names) - LARGEST} more"] if len(names) > LARGEST else []
             text = f"{len(names)} {kind}{f', {reason}' if reason else ''}: {', '.join([*shown, *more])}"
             rows.append((word, text))

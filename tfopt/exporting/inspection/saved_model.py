@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfopt.compat.tensorflow import parse_saved_model
 from tfopt.exporting.config import DEFAULT_SIGNATURE
 from tfopt.exporting.inspection.contents import Contents, Node, Operator, Storage, Weight, assumed
-from tfopt.exporting.inspection.inlined import Inlined
+from tfopt.exporting.inspection.inlined import MOST_NODES, Inlined
 from tfopt.exporting.inspection.shapes import Shapes, placeholder
 from tfopt.exporting.manifest import TensorRecord
 from tfopt.graph.edit import attribute, functions_of, producer, upstream
@@ -31,6 +31,7 @@ QUANTIZED = {tf.qint8: tf.int8, tf.quint8: tf.uint8, tf.qint32: tf.int32}
 STORED = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int8, tf.uint8, tf.qint8, tf.quint8)
 VARIABLES = ("VarHandleOp", "VariableV2")
 SOURCES = ("Const", "Placeholder", *VARIABLES)
+LARGEST_FILLED = 2**26  # values
 PASSED_ON = ("Identity", "IdentityN", "ReadVariableOp", "NoOp")
 
 
@@ -130,15 +131,17 @@ class _Graph:
                     executions=rounds,
                 )
             )
-            if node.op in LOOPS or node.op in BRANCHES:
-                operator = replace(operator, weights=())  # its bodies read them
-                self._enter(node, operator.name, shapes, storage, rounds)
+            has_bodies = node.op in LOOPS or node.op in BRANCHES
             if node.op not in PASSED_ON:
-                self.operators.append(operator)
+                self.operators.append(replace(operator, weights=()) if has_bodies else operator)  # the bodies read them
+            if has_bodies:
+                self._enter(node, operator.name, shapes, storage, rounds)
         self.notes += [REACHES] if reaches else shapes.notes
 
     def _enter(self, node: Any, name: str, shapes: Shapes, storage: Storage, rounds: int) -> None:
         """Adds the operators in the bodies of a loop or a branch."""
+        if len(self.operators) > MOST_NODES:
+            raise ValueError(f"its loops and branches hold more than {MOST_NODES:,} nodes")
         functions, inputs = functions_of(node), node.input[1:]
         if node.op in LOOPS:
             functions, inputs = [node.attr["body"].func.name], node.input
@@ -174,8 +177,9 @@ class _Graph:
             if limit in arguments:
                 found.append(shapes.number(shapes.tensor(node.input[arguments.index(limit)])))
             elif limit and inlined.nodes[producer(limit)].op == "Const":
-                found.append(int(tf.make_ndarray(inlined.nodes[producer(limit)].attr["value"].tensor)))
-        return min((number for number in found if number is not None), default=None)
+                held = tf.make_ndarray(inlined.nodes[producer(limit)].attr["value"].tensor)
+                found += [int(held)] if held.ndim == 0 else []
+        return min((number for number in found if number is not None and number >= 0), default=None)
 
     def _with_bodies(self, nodes: Mapping[str, Any]) -> Iterator[Any]:
         """Yields nodes and those of all functions that they may run."""
@@ -197,10 +201,18 @@ class _Graph:
             return None
         if node.op in VARIABLES:
             weight = self._variable(origin[1], node, dtype)
-        elif tf.TensorShape(node.attr["value"].tensor.tensor_shape).num_elements() < 2:
-            return None
         else:
-            weight = self._of_array(origin[1], tf.make_ndarray(node.attr["value"].tensor), dtype)
+            tensor = node.attr["value"].tensor
+            shape = tf.TensorShape(tensor.tensor_shape)
+            count = shape.num_elements() or 0
+            if count < 2:
+                return None
+            if count > LARGEST_FILLED and not tensor.tensor_content:  # one value that fills a tensor of any size
+                return self._note(origin, _unread(origin[1], shape, dtype))
+            weight = self._of_array(origin[1], tf.make_ndarray(tensor), dtype)
+        return self._note(origin, weight)
+
+    def _note(self, origin: tuple[str, str], weight: Weight) -> str:
         if any(weight.name == each.name for each in self._noted.values()):
             weight = replace(weight, name="/".join(origin))
         self._noted[origin] = weight
@@ -213,9 +225,7 @@ class _Graph:
         key = self._keys.get(name)
         if key is not None and self._reader is not None and self._reader.has_tensor(key):
             return self._of_array(key.removesuffix(VALUE), self._reader.get_tensor(key), dtype)
-        shape = tuple(tf.TensorShape(attribute(node, "shape").shape).as_list())
-        count = tf.TensorShape(shape).num_elements() or 0
-        return Weight(name=name, shape=shape, dtype=_plain(dtype), size_bytes=count * dtype.size)
+        return _unread(name, tf.TensorShape(attribute(node, "shape").shape), dtype)
 
     @cached_property
     def _reader(self) -> Any:
@@ -256,6 +266,12 @@ def _fed(name: str, outer: Any, dtype: Any) -> Any:
 
 REACHES = "it reaches outside of the model, so TensorFlow is not asked for its shapes"
 VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+def _unread(name: str, shape: tf.TensorShape, dtype: Any) -> Weight:
+    """Returns the record of a weight whose values are not read."""
+    size = (shape.num_elements() or 0) * dtype.size
+    return Weight(name=name, shape=tuple(shape.as_list()), dtype=_plain(dtype), size_bytes=size)
 
 
 def _plain(dtype: Any) -> str:
