@@ -132,7 +132,7 @@ class BenchmarkReport(Record, Shown):
         gate: The least share of the baseline's score that a model must have to be named. None names any model.
         fastest: The fastest model for each batch size, of those that reach the gate.
         smallest: The name of the model with the fewest bytes on disk, of those that reach the gate. None if none does.
-        warnings: What to know before the smallest one is taken.
+        warnings: What to know before one of them is taken.
     Example:
         >>> from tfopt.report.ranking import judged
         >>> times = CallTimes(

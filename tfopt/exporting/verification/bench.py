@@ -18,7 +18,9 @@ import numpy as np
 from annotated_types import Ge, Gt, Le, Lt, MinLen
 
 from tfopt.errors import ArtifactError, ConfigError
+from tfopt.exporting.config import DEFAULT_SIGNATURE
 from tfopt.exporting.verification.candidate import Candidate
+from tfopt.exporting.verification.measured import missing_instructions
 from tfopt.exporting.verification.scoring import Scoreboard, chunks
 from tfopt.exporting.verification.verify import OnStep
 from tfopt.hardware import detect
@@ -144,7 +146,7 @@ def benchmark(
         baseline=None if data is None or first is None else first.name,
         higher_is_better=higher_is_better(metric),
         gate=gate,
-        warnings=_unlike(_running(found)),
+        warnings=_warnings(_running(found)),
     )
 
 
@@ -225,13 +227,14 @@ def _time(found: Sequence[Candidate], size: int, threads: Sequence[int], seconds
             each.calls_ms[size, count] = rounds
 
 
-def _unlike(found: Sequence[Candidate]) -> list[str]:
-    """Returns a warning for each model that was timed on inputs of other sizes than the first."""
+def _warnings(found: Sequence[Candidate]) -> list[str]:
+    """Returns what makes the models less comparable: inputs of other sizes than the first's, and wrong results."""
     sizes = {each: sorted(str(spec.shape) for spec in each.drawn.values()) for each in found}
-    first = next(iter(sizes), None)
-    return [
-        f"{each.name} was timed on inputs of the shape {' and '.join(own)}, and {first.name} on "
-        f"{' and '.join(sizes[first])}"
+    unlike = [
+        f"{each.name} was timed on inputs of the shape {' and '.join(own)}, and {found[0].name} on "
+        f"{' and '.join(sizes[found[0]])}"
         for each, own in sizes.items()
-        if first is not None and own != sizes[first]
+        if own != sizes[found[0]]
     ]
+    missing = {each.name: missing_instructions(each.manifest, DEFAULT_SIGNATURE) for each in found if each.manifest}
+    return unlike + [f"{name}: {problem}" for name, problem in missing.items() if problem is not None]
