@@ -74,7 +74,7 @@ class FileFormat:
 
 SAVED_MODEL = "saved_model"
 NOT_IN_ONNX = {
-    "bfloat16": "few of its runtimes decode it; 'float16' takes as many bytes and keeps more digits",
+    "bfloat16": "'float16' takes as many bytes and keeps more digits",
     "int4_weight_only": "operator set 18 has no integers of 4 bits; 'int8_weight_only' comes nearest",
 }
 FORMATS: dict[str, FileFormat] = {

@@ -85,22 +85,17 @@ def close_pairs(model: onnx.ModelProto) -> None:
     readers = Counter(name for node in all_nodes(model.graph) for name in node.input)
     nodes = []
     for node in model.graph.node:
-        first = node
-        while node.op_type == "DequantizeLinear" and readers[first.input[0]] == 1:
-            source = made.get(first.input[0])
-            if source is None or source.op_type not in MOVES:
-                break
-            first = source
-        quantize = made.get(first.input[0]) if first is not node else None
-        if quantize is not None and quantize.op_type == "QuantizeLinear":
-            moved = f"{node.input[0]}/quantized"
-            nodes.append(
-                helper.make_node("QuantizeLinear", [*node.input[:1], *quantize.input[1:]], [moved], name=moved)
-            )
-            first.input[0], node.input[0] = quantize.input[0], moved
+        if node.op_type == "DequantizeLinear":
+            first, source = node, made.get(node.input[0])
+            while source is not None and source.op_type in MOVES and readers[source.output[0]] == 1:
+                first, source = source, made.get(source.input[0])
+            if source is not None and source.op_type == "QuantizeLinear" and first is not node:
+                moved, grid = f"{node.input[0]}/quantized", source.input[1:]
+                nodes.append(helper.make_node("QuantizeLinear", [node.input[0], *grid], [moved], name=moved))
+                first.input[0], node.input[0] = source.input[0], moved
+                readers.update({moved: 1, source.output[0]: -1})
         nodes.append(node)
-    read = {name for node in nodes for name in node.input} | {each.name for each in model.graph.output}
-    kept = [node for node in nodes if node.op_type != "QuantizeLinear" or node.output[0] in read]
+    kept = [node for node in nodes if node.op_type != "QuantizeLinear" or readers[node.output[0]]]
     del model.graph.node[:]
     model.graph.node.extend(kept)
 
