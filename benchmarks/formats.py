@@ -23,6 +23,7 @@ import numpy as np
 import tensorflow as tf
 import tyro
 from onnxruntime import __version__ as onnxruntime_version
+from openvino import __version__ as openvino_version
 from rich.console import Console
 
 import tfopt
@@ -34,7 +35,7 @@ from tfopt.models.table import SMALL_MODELS
 from tfopt.recipes import RECIPES
 
 RESULTS = Path(__file__).parent / "results"
-FORMATS = ("saved_model", "onnx")
+FORMATS = ("saved_model", "onnx", "openvino")
 NETWORKS = (
     *("ResNet50", "ResNet50V2", "MobileNet", "MobileNetV2", "MobileNetV3Small"),
     *("EfficientNetV2B0", "DenseNet121", "InceptionV3", "Xception", "ConvNeXtTiny"),
@@ -65,6 +66,7 @@ def main(options: Options) -> dict[str, Any]:
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
         "onnxruntime": onnxruntime_version,
+        "openvino": openvino_version,
         "examples": options.examples,
         "models": found,
         "trained": trained,

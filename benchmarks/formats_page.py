@@ -8,19 +8,27 @@ COLUMNS = {
     "saved_model_int8": "SavedModel int8",
     "onnx_float32": "ONNX float32",
     "onnx_int8": "ONNX int8",
+    "openvino_float32": "OpenVINO float32",
+    "openvino_int8": "OpenVINO int8",
 }
 
 
 def formats() -> Table:
-    rows = [["model", *(f"{name}: error, agreement" for name in COLUMNS.values()), "ONNX int8 with SavedModel int8"]]
-    for name, found in read("formats")["models"].items():
-        cells = [_cell(found[key]) for key in COLUMNS]
-        equal = found["onnx_int8"].get("agreement_with_saved_model")
-        rows.append([f"`{name}`", *cells, "" if equal is None else f"{equal:.1%}"])
+    models = read("formats")["models"]
+    columns = {key: name for key, name in COLUMNS.items() if any(key in found for found in models.values())}
+    others = {key: name for key, name in columns.items() if key.endswith("_int8") and key != "saved_model_int8"}
+    heads = [f"{name}: error, agreement" for name in columns.values()]
+    rows = [["model", *heads, *(f"{name} with SavedModel int8" for name in others.values())]]
+    for name, found in models.items():
+        equal = [found.get(key, {}).get("agreement_with_saved_model") for key in others]
+        agreements = ["" if each is None else f"{each:.1%}" for each in equal]
+        rows.append([f"`{name}`", *(_cell(found.get(key)) for key in columns), *agreements])
     return rows
 
 
-def _cell(found: dict) -> str:
+def _cell(found: dict | None) -> str:
+    if found is None:
+        return ""  # of a format that was added later
     if "refused" in found:
         return "refused"
     return f"{found['relative_error']:.2g}, {found['agreement']:.1%}"

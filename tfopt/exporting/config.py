@@ -16,7 +16,7 @@ from tfopt.quantization.weight_only import WeightOnlyConfig
 from tfopt.settings.validation import check_fields
 
 Precision = Literal["float32", "float16", "bfloat16", "int8", "int8_weight_only", "int4_weight_only"]
-Format = Literal["saved_model", "onnx"]
+Format = Literal["saved_model", "onnx", "openvino"]
 Formats = Annotated[tuple[Format, ...], MinLen(1)]
 Compute = Literal["float32", "auto", "bfloat16", "float16"]
 Int8Nodes = Literal["faster", "all"]
@@ -37,8 +37,9 @@ class ExportConfig:
 
     format: Format = "saved_model"
     """Format of the artifact. "onnx" is for ONNX Runtime, OpenVINO and TensorRT: one file model.onnx, in precision
-    "float32", "float16" (the weights) or "int8" (pairs of quantize and dequantize around every operand). It needs the
-    extra onnx."""
+    "float32", "float16" (the weights), "int8" (pairs of quantize and dequantize around every operand) or
+    "int8_weight_only". "openvino" writes the same in OpenVINO's own format, model.xml and model.bin. Each needs the
+    extra of its name."""
     precision: Precision = "float32"
     """Precision of the artifact. "int8" runs int8 kernels and needs calibration data. The others compute in float32 and
     differ in the stored weights: "int8_weight_only" and "int4_weight_only" store integers with scales, "float16" and
@@ -138,11 +139,12 @@ class ExportConfig:
                 f"tensorrt belongs to format='onnx' and precision='int8'. Received: format={self.format!r}, "
                 f"precision={self.precision!r}. Leave tensorrt out."
             )
-        held = FORMATS[self.format].precisions
+        held, instead = FORMATS[self.format].precisions, FORMATS[self.format].instead.get(self.precision)
         if held and self.precision not in held:
             raise ConfigError(
                 f"precision must be one of {', '.join(held)} with format={self.format!r}. "
-                f"Received: precision={self.precision!r}. Choose one of them, or format='saved_model'."
+                f"Received: precision={self.precision!r}{f' ({instead})' if instead else ''}. Choose one of them, or "
+                "format='saved_model'."
             )
         for owner in FORMATS.values():
             for name in owner.settings if owner.name != self.format else ():
@@ -175,7 +177,7 @@ class ExportConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(ExportConfig):
-    """Writes a model as a SavedModel that needs only TensorFlow, or as an ONNX file."""
+    """Writes a model as a SavedModel that needs only TensorFlow, or as a file for another runtime."""
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="IN")]
     """Model to export: a .keras file or the directory of a SavedModel."""

@@ -5,8 +5,8 @@ A further format is an entry of `FORMATS`, a package with a module `write`, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,6 +24,7 @@ class FileFormat:
         what: A model in this format, in the words of messages.
         file: The file of the model in an artifact's directory.
         precisions: The precisions that it can hold. Empty means all.
+        instead: Of other precisions, why it cannot hold them and what comes nearest.
         settings: The settings of ExportConfig that belong to this format alone.
         packages: The packages that write and run it, beside tfopt's own.
         needs: What serves it, in words for the manifest.
@@ -35,6 +36,7 @@ class FileFormat:
     what: str
     file: str
     precisions: tuple[str, ...] = ()
+    instead: Mapping[str, str] = field(default_factory=dict)
     settings: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     needs: str
@@ -71,6 +73,10 @@ class FileFormat:
 
 
 SAVED_MODEL = "saved_model"
+NOT_IN_ONNX = {
+    "bfloat16": "'float16' takes as many bytes and keeps more digits",
+    "int4_weight_only": "operator set 18 has no integers of 4 bits; 'int8_weight_only' comes nearest",
+}
 FORMATS: dict[str, FileFormat] = {
     each.name: each
     for each in (
@@ -90,12 +96,24 @@ FORMATS: dict[str, FileFormat] = {
             name="onnx",
             what="ONNX file",
             file="model.onnx",
-            precisions=("float32", "float16", "int8"),
+            precisions=("float32", "float16", "int8", "int8_weight_only"),
+            instead=NOT_IN_ONNX,
             settings=("tensorrt",),
             packages=("onnx", "tf2onnx", "onnxruntime"),
             needs="a runtime for ONNX, such as ONNX Runtime, OpenVINO or TensorRT",
             writer="tfopt.exporting.onnx.write",
             runtime="onnxruntime_only.py",
+        ),
+        FileFormat(
+            name="openvino",
+            what="OpenVINO model",
+            file="model.xml",
+            precisions=("float32", "float16", "int8", "int8_weight_only"),
+            instead=NOT_IN_ONNX,
+            packages=("openvino", "onnx", "tf2onnx"),
+            needs="OpenVINO",
+            writer="tfopt.exporting.openvino",
+            runtime="openvino_only.py",
         ),
     )
 }

@@ -10,9 +10,10 @@ from tfopt.report.record import Record, shown_or_reason
 from tfopt.report.serving import ServingTimes
 from tfopt.report.sheet import PROBLEM, Sheet, Shown, Table, pairs
 
-INT8_KERNELS = (  # of TensorFlow, and of ONNX Runtime
+INT8_KERNELS = (  # of TensorFlow, of ONNX Runtime, and of OpenVINO
     *("_FusedQuantizedConv2D", "_FusedQuantizedDepthwiseConv2D", "_QuantizedMatMul"),
     *("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat"),
+    *("Convolution_int8", "Deconvolution_int8", "FullyConnected_int8", "MatMul_int8"),
 )
 CONVERSIONS = ("QuantizeV2", "Dequantize", "QuantizedMaxPool", "QuantizeLinear", "DequantizeLinear")
 MARKED_LOSS = 0.01

@@ -12,7 +12,9 @@ from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting import ExportConfig, export
 from tfopt.exporting.manifest import read_manifest
 from tfopt.exporting.paired import with_all_pairs
-from tfopt.quantization import QuantizationConfig, quantize
+from tfopt.exporting.stored_weights import encode_weights
+from tfopt.graph import GraphEditor, fold_constants, freeze
+from tfopt.quantization import QuantizationConfig, WeightOnlyConfig, quantize
 
 
 def images():
@@ -157,6 +159,44 @@ def test_float16_halves_the_file(tmp_path):
     assert sizes["float16"] < 0.6 * sizes["float32"]
 
 
+def test_stored_int8_weights_are_exactly_those_of_the_saved_model_and_nothing_else_is_rounded(tmp_path):
+    """Each kind of weight has its channels on another axis; those of a transposed convolution are on all but one."""
+    model = keras.Sequential(
+        [
+            keras.Input((6, 6, 5)),
+            layers.Conv2D(8, 3, activation="relu"),
+            layers.DepthwiseConv2D(3, depth_multiplier=2),
+            layers.Conv2DTranspose(7, 3, name="upwards"),
+            layers.Flatten(),
+            layers.Dense(16, name="kept"),
+            layers.Dense(8, activation="relu"),
+        ]
+    )
+    stored = WeightOnlyConfig(minimum_size=100, exclude=("*/kept/*",))
+    config = ExportConfig(format="onnx", precision="int8_weight_only", weight_only=stored)
+    artifact = export(model, tmp_path / "a", config)
+    reference, report = encode_weights(freeze(model), "int8_weight_only", stored)
+    assert artifact.report == report
+    assert len(report.changed) == 4
+    editor = GraphEditor(fold_constants(reference).graph_def)
+    names = {change.name for change in report.changed}
+    expected = [editor.value(name) for name in editor.nodes if any(name.startswith(f"{each}/") for each in names)]
+    file = onnx.load(tmp_path / "a" / "model.onnx")
+    held = {each.name: onnx.numpy_helper.to_array(each) for each in file.graph.initializer}
+    integers = {node.output[0]: held[node.input[0]] for node in file.graph.node if node.op_type == "Cast"}
+    decoded = [integers[n.input[0]] * held[n.input[1]] for n in file.graph.node if n.input[0] in integers]
+    assert {value.dtype.name for value in integers.values()} == {"int8"}
+
+    def values(arrays):
+        return sorted(np.sort(each, axis=None).tobytes() for each in arrays)
+
+    assert values(decoded) == values(each for each in expected if each.dtype == np.float32 and each.ndim > 1)
+    assert any(np.array_equal(value, model.get_layer("kept").kernel) for value in held.values())
+    x = examples((6, 6, 5))
+    found = run(tmp_path / "a", {model.inputs[0].name: x})["output_0"]
+    np.testing.assert_allclose(found, reference.predict(x)["output_0"], atol=1e-5)
+
+
 def test_an_op_that_onnx_does_not_have_is_refused_with_its_name_and_nothing_is_written(tmp_path):
     inputs = keras.Input((3, 3))
     model = keras.Model(inputs, ops.qr(inputs)[1])
@@ -174,7 +214,8 @@ def test_a_look_up_table_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"precision": "int4_weight_only"}, "precision must be one of float32, float16, int8 with format='onnx'"),
+        ({"precision": "int4_weight_only"}, "precision must be one of float32, .*int8_weight_only with format='onnx'"),
+        ({"precision": "int4_weight_only"}, "no integers of 4 bits; 'int8_weight_only' comes nearest"),
         ({"compute": "bfloat16"}, "compute belongs to format='saved_model'"),
         ({"precision": "int8", "float_fallback": True}, "float_fallback belongs to format='saved_model'"),
         ({"weights_in": "constants"}, "weights_in belongs to format='saved_model'"),

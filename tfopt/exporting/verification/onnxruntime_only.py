@@ -66,7 +66,7 @@ class Runtime:
         for node in nodes(model.graph):
             if node.op_type in FLOAT_KERNELS:
                 name = node.input[1]
-                while name in made and made[name].op_type in ("DequantizeLinear", "Cast"):
+                while name in made and made[name].op_type in ("DequantizeLinear", "Cast", "Mul"):
                     name = made[name].input[0]
                 if name in held:
                     found[name] = onnx.numpy_helper.to_array(held[name])

@@ -1,0 +1,139 @@
+"""OpenVINO artifacts compute what the model computes, with the int8 nodes and the stored weights of the ONNX model."""
+
+import json
+
+import keras
+import numpy as np
+import openvino
+import pytest
+from keras import layers, ops
+
+from tests.exporting.onnx.test_onnx_export import attention, examples, images, one_axis, sequences, upwards
+from tfopt.cli import main
+from tfopt.errors import ArtifactError, ConfigError, UnsupportedModelError
+from tfopt.exporting import ExportConfig, export, verify
+from tfopt.exporting.manifest import read_manifest
+from tfopt.exporting.verification.process import RuntimeProcess
+from tfopt.quantization import QuantizationConfig, quantize
+
+MODELS = (images, sequences, attention, one_axis, upwards)
+
+
+def run(directory, inputs, count=2):
+    """Returns the outputs of the runtime of the verification, in calls of `count`, and the kernels."""
+    with RuntimeProcess(directory) as process:
+        return process.predict(inputs, count), process.count_kernels()
+
+
+def fast(one):
+    """Returns the models, all but one of them slow."""
+    return [make if make is one else pytest.param(make, marks=pytest.mark.slow) for make in MODELS]
+
+
+@pytest.mark.parametrize("make", fast(attention))
+def test_the_artifact_computes_what_the_model_computes(make, tmp_path):
+    keras.utils.set_random_seed(1)
+    model, shape = make()
+    x = examples(shape, 5)
+    export(model, tmp_path / "a", ExportConfig(format="openvino"))
+    outputs, _ = run(tmp_path / "a", {model.inputs[0].name: x})
+    expected = model(x)
+    expected = expected if isinstance(expected, dict) else {"output_0": expected}
+    assert outputs.keys() == expected.keys()
+    for name, value in outputs.items():
+        np.testing.assert_allclose(value, expected[name], atol=1e-5, rtol=1e-4)
+    read = openvino.Core().read_model(tmp_path / "a" / "model.xml")
+    assert [size.is_static for size in read.inputs[0].get_partial_shape()] == [
+        size is not None for size in model.inputs[0].shape
+    ]
+
+
+@pytest.mark.parametrize("make", fast(images))
+def test_each_int8_node_runs_an_int8_kernel_and_computes_the_annotated_graph(make, tmp_path):
+    keras.utils.set_random_seed(1)
+    model, shape = make()
+    x = examples(shape)
+    config = ExportConfig(format="openvino", precision="int8")
+    artifact = export(model, tmp_path / "a", config, calibration_data=x)
+    outputs, kernels = run(tmp_path / "a", {model.inputs[0].name: x}, 32)
+    in_int8 = sum(count for name, count in kernels.items() if name.endswith("_int8"))
+    assert in_int8 == len(artifact.report.changed) > 0
+    reference = quantize(model, QuantizationConfig(), calibration_data=x).graph.predict(x)
+    for name, value in outputs.items():
+        scale = np.sqrt(np.mean(np.square(reference[name])))
+        assert np.sqrt(np.mean(np.square(value - reference[name]))) <= 0.02 * scale
+
+
+@pytest.fixture(scope="module")
+def artifacts(tmp_path_factory):
+    """A model in each precision, and its float32 SavedModel."""
+    keras.utils.set_random_seed(0)
+    directory = tmp_path_factory.mktemp("openvino")
+    inputs = keras.Input((64,), name="features")
+    x = layers.Dense(256, activation="relu")(inputs)
+    model = keras.Model(inputs, layers.Dense(5, activation="softmax")(x))
+    x = examples((64,))
+    model.save(directory / "model.keras")
+    export(model, directory / "saved_model")
+    for precision in ("float32", "float16", "int8", "int8_weight_only"):
+        config = ExportConfig(format="openvino", precision=precision)
+        export(model, directory / precision, config, calibration_data=x, baseline=directory / "saved_model")
+    return directory
+
+
+def test_the_receipt_is_that_of_openvino(artifacts):
+    data = examples((64,)), np.random.default_rng(1).integers(0, 5, 32)
+    receipt = verify(artifacts / "int8", data=data, seconds=0, batch_size=4)
+    assert receipt.ok, receipt.problems
+    assert receipt.runtime.startswith("OpenVINO ")
+    assert receipt.kernels == {"FullyConnected_int8": 2}
+    assert receipt.computes == "int8"  # all of it
+    assert receipt.weight_count == 64 * 256 + 256 * 5
+    assert receipt.agreement >= 0.9
+    assert receipt.speedup > 0
+    assert None not in (receipt.load_ms, receipt.first_call_ms, receipt.memory_peak_bytes)
+
+
+@pytest.mark.parametrize(("precision", "limit"), [("float16", 0.52), ("int8_weight_only", 0.27)])
+def test_stored_weights_are_small_and_the_products_stay_in_float32(precision, limit, artifacts, tmp_path):
+    sizes = {name: (artifacts / name / "model.bin").stat().st_size for name in ("float32", precision)}
+    assert sizes[precision] < limit * sizes["float32"]
+    x = examples((64,))
+    outputs, kernels = run(artifacts / precision, {"features": x}, 32)
+    assert kernels == {"FullyConnected": 2}
+    export(str(artifacts / "model.keras"), tmp_path / "a", ExportConfig(precision=precision))
+    model = keras.layers.TFSMLayer(str(tmp_path / "a"), call_endpoint="serving_default")
+    np.testing.assert_allclose(outputs["output_0"], model(x)["output_0"], atol=1e-6)
+
+
+def test_a_changed_and_a_missing_file_of_weights_are_refused(artifacts, tmp_path):
+    assert {"model.xml", "model.bin"} == read_manifest(artifacts / "float32").files.keys()
+    export(str(artifacts / "model.keras"), tmp_path / "a", ExportConfig(format="openvino"))
+    weights = tmp_path / "a" / "model.bin"
+    data = bytearray(weights.read_bytes())
+    data[len(data) // 2] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(ArtifactError, match=r"model\.bin, which has changed"):
+        verify(tmp_path / "a")
+    weights.unlink()
+    with pytest.raises(ArtifactError, match=r"model\.bin, which is missing"):
+        verify(tmp_path / "a")
+
+
+def test_what_openvino_cannot_hold_is_refused_and_nothing_is_written(tmp_path):
+    inputs = keras.Input((3, 3))
+    with pytest.raises(UnsupportedModelError, match=r"made from its ONNX model. Every op .*Qr"):
+        export(keras.Model(inputs, ops.qr(inputs)[1]), tmp_path / "a", ExportConfig(format="openvino"))
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(ConfigError, match=r"no integers of 4 bits; 'int8_weight_only' comes nearest"):
+        ExportConfig(format="openvino", precision="int4_weight_only")
+    with pytest.raises(ConfigError, match="tensorrt belongs to format='onnx'"):
+        ExportConfig(format="openvino", precision="int8", tensorrt=True)
+
+
+def test_the_commands_write_and_measure_it(artifacts, tmp_path, capsys):
+    out = str(tmp_path / "out")
+    assert main(["export", str(artifacts / "model.keras"), out, "--format", "openvino"]) == 0
+    capsys.readouterr()
+    assert main(["verify", out, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["runtime"].startswith("OpenVINO")

@@ -1,0 +1,32 @@
+"""Writes an artifact's graph for OpenVINO: model.xml, and its weights in model.bin. It is made from the ONNX model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import openvino
+
+from tfopt.errors import UnsupportedModelError
+from tfopt.exporting.config import DEFAULT_SIGNATURE, ExportConfig
+from tfopt.exporting.formats import FORMATS
+from tfopt.exporting.lowering import Lowered
+from tfopt.exporting.onnx.write import onnx_model
+
+
+def write(lowered: Lowered, directory: Path, config: ExportConfig) -> None:
+    """Writes model.xml and model.bin."""
+    try:
+        model = onnx_model(lowered, config)
+    except UnsupportedModelError as error:
+        raise UnsupportedModelError(f"A model for OpenVINO is made from its ONNX model. {error}") from error
+    try:
+        # openvino.convert_model would do the same, and report the use to its maker.
+        read = openvino.Core().read_model(model.SerializeToString())
+    except RuntimeError as error:
+        graph = lowered.graphs[DEFAULT_SIGNATURE]
+        raise UnsupportedModelError(
+            f"Every op of a model for OpenVINO must have an equivalent there. Received: {graph.name!r} "
+            f"({' '.join(str(error).split())}). Write format='saved_model', or replace the layer that uses it."
+        ) from error
+    # The precision of the weights is already that of the config.
+    openvino.save_model(read, directory / FORMATS["openvino"].file, compress_to_fp16=False)
