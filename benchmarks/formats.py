@@ -14,6 +14,7 @@ import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from tfopt.hardware import detect
 from tfopt.models.table import SMALL_MODELS
 
 RESULTS = Path(__file__).parent / "results"
-FORMATS = ("saved_model", "onnx")
+FORMATS = ("saved_model", "onnx", "litert")
 NETWORKS = (
     *("ResNet50", "ResNet50V2", "MobileNet", "MobileNetV2", "MobileNetV3Small"),
     *("EfficientNetV2B0", "DenseNet121", "InceptionV3", "Xception", "ConvNeXtTiny"),
@@ -58,6 +59,7 @@ def main(options: Options) -> dict[str, Any]:
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
         "onnxruntime": onnxruntime_version,
+        "litert": version("ai-edge-litert"),
         "examples": options.examples,
         "models": found,
     }

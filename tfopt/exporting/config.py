@@ -15,7 +15,7 @@ from tfopt.quantization.weight_only import WeightOnlyConfig
 from tfopt.settings.validation import check_fields
 
 Precision = Literal["float32", "float16", "bfloat16", "int8", "int8_weight_only", "int4_weight_only"]
-Format = Literal["saved_model", "onnx"]
+Format = Literal["saved_model", "onnx", "litert"]
 Compute = Literal["float32", "auto", "bfloat16", "float16"]
 Int8Nodes = Literal["faster", "all"]
 FloatWeights = Literal["float32", "int8"]
