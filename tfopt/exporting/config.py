@@ -36,7 +36,8 @@ class ExportConfig:
     format: Format = "saved_model"
     """Format of the artifact. "onnx" is for ONNX Runtime, OpenVINO and TensorRT: one file model.onnx, in precision
     "float32", "float16" (the weights) or "int8" (pairs of quantize and dequantize around every operand). It needs the
-    extra onnx."""
+    extra onnx. "litert" is for LiteRT, on phones, boards and desktops: one file model.tflite of builtin operators, in
+    the same precisions. It needs the extra litert."""
     precision: Precision = "float32"
     """Precision of the artifact. "int8" runs int8 kernels and needs calibration data. The others compute in float32 and
     differ in the stored weights: "int8_weight_only" and "int4_weight_only" store integers with scales, "float16" and
@@ -136,7 +137,7 @@ class ExportConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions(ExportConfig):
-    """Writes a model as a SavedModel that needs only TensorFlow, or as an ONNX file."""
+    """Writes a model as a SavedModel that needs only TensorFlow, or as an ONNX or LiteRT file."""
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="IN")]
     """Model to export: a .keras file or the directory of a SavedModel."""

@@ -20,9 +20,16 @@ from tfopt.exporting.config import DEFAULT_SIGNATURE
 from tfopt.exporting.litert.lists import without_lists
 from tfopt.exporting.paired import rounded_weights
 from tfopt.graph import FrozenGraph, GraphEditor
-from tfopt.graph.edit import INT32, attribute
-from tfopt.quantization.annotation.annotate import has_ranges
-from tfopt.quantization.annotation.fusion import FAKE_QUANT_WEIGHTS
+from tfopt.graph.edit import INT32, attribute, producer
+from tfopt.quantization.annotation.annotate import AnnotatedGraph, has_ranges
+from tfopt.quantization.annotation.fusion import (
+    DATA_MOVEMENT_OPS,
+    FAKE_QUANT,
+    FAKE_QUANT_WEIGHTS,
+    RELUS,
+    consumers_of,
+)
+from tfopt.quantization.annotation.ranged_tensors import SHARED_RANGE_OPS
 
 SELECT_OPS = "TF Select ops: "  # the line of the converter's error that lists the ops without a builtin
 
@@ -59,18 +66,46 @@ def convert(graph: FrozenGraph) -> bytes:
 
 
 def _prepared(graph: FrozenGraph) -> FrozenGraph:
-    """Returns the graph with rounded weights as constants, and with ExpandDims where a slice only adds an axis.
+    """Returns the graph with rounded weights as constants, and without ranges that no kernel uses.
 
-    The converter has no operator for such a slice of an open size.
+    A slice that only adds an axis, for which the converter has no operator if a size is open, becomes an ExpandDims.
     """
     editor = GraphEditor(graph.graph_def)
+    unused = _unused_ranges(editor, graph) if isinstance(graph, AnnotatedGraph) else ()
     for name, node in list(editor.nodes.items()):
-        if node.op == FAKE_QUANT_WEIGHTS:
+        if name in unused:
+            editor.redirect(name, node.input[0])
+        elif node.op == FAKE_QUANT_WEIGHTS:
             editor.redirect(name, editor.add_constant(f"{name}/rounded", rounded_weights(editor, name)[0]))
         elif node.op == "StridedSlice" and (axis := _added_axis(editor, node)) is not None:
             where = editor.add_constant(f"{name}/axis", np.int32(axis))
             editor.become(name, "ExpandDims", [node.input[0], where], T=node.attr["T"], Tdim=INT32)
     return graph.edited(editor)
+
+
+def _unused_ranges(editor: GraphEditor, graph: AnnotatedGraph) -> list[str]:
+    """Returns the fake quantization of float results that only products without a range of their own result read.
+
+    LiteRT's kernel for such a product chooses a range for each row that it reads. An activation other than a Relu is
+    an operator of its own, so a product before it has no range of its result either.
+    """
+    ranged = {
+        fusion.output
+        for fusion in graph.fusions
+        if (fusion.activation is None or fusion.activation.name in RELUS)
+        and any(editor.nodes[name].op == FAKE_QUANT for name in editor.consumers.get(fusion.output, ()))
+    }
+    by_row = {
+        fusion.op for fusion in graph.fusions if editor.nodes[fusion.op].op == "MatMul" and fusion.output not in ranged
+    }
+    handing_on, unused = (*DATA_MOVEMENT_OPS, FAKE_QUANT), []
+    for name in [name for name, node in editor.nodes.items() if node.op == FAKE_QUANT]:
+        source = producer(editor.nodes[name].input[0])
+        in_int8 = source in ranged or editor.nodes[source].op in SHARED_RANGE_OPS
+        readers = {reader for reader in consumers_of(editor, name) if editor.nodes[reader].op not in handing_on}
+        if not in_int8 and readers <= by_row and name not in graph.output_nodes:
+            unused.append(name)
+    return unused
 
 
 def _added_axis(editor: GraphEditor, node: Any) -> int | None:

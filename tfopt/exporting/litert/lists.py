@@ -9,6 +9,7 @@ sizes are those of the elements that the same loop reads: in a recurrent layer b
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ INT32 = dtype_attr(tf.int32)
 
 
 def without_lists(graph_def: Any) -> Any:
-    """Returns the graph with tensors in place of lists. Lists of an unknown form stay.
+    """Returns the graph with tensors in place of lists, or the same graph if one is used in another way.
 
     Example:
         >>> without_lists(GraphDef()).node
@@ -33,7 +34,13 @@ def without_lists(graph_def: Any) -> Any:
     changed.CopyFrom(graph_def)
     functions = {function.signature.name: function for function in changed.library.function}
     _Body(changed.node, {}, functions, separator="").rewrite()
-    return changed
+    bodies = (function.node_def for function in changed.library.function)
+    return graph_def if any(_has_list(node) for node in (*changed.node, *chain(*bodies))) else changed
+
+
+def _has_list(node: Any) -> bool:
+    types = (kind for value in node.attr.values() for kind in (value.type, *value.list.type))
+    return node.op.startswith("TensorList") or LIST in types
 
 
 class _Body:
