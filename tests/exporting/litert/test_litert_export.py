@@ -34,6 +34,11 @@ def sequences():
     return keras.Model(inputs, layers.Dense(3)(layers.GRU(5)(x))), (7, 8)
 
 
+def one_loop():
+    inputs = keras.Input((None, 8))
+    return keras.Model(inputs, layers.GRU(6, return_sequences=True)(inputs)), (7, 8)
+
+
 def tokens():
     inputs = keras.Input((None,), dtype="int32")
     x = layers.Embedding(10, 8, mask_zero=True)(inputs)
@@ -86,7 +91,7 @@ def named(model, values):
     return {tensor.name: value for tensor, value in zip(model.inputs, values, strict=True)}
 
 
-@pytest.mark.parametrize("make", [tokens, attention, *slow(images, sequences, one_axis, upwards, products)])
+@pytest.mark.parametrize("make", [one_loop, attention, *slow(images, sequences, tokens, one_axis, upwards, products)])
 def test_the_file_computes_what_the_model_computes(make, tmp_path):
     keras.utils.set_random_seed(1)
     model, shape = make()
@@ -149,6 +154,7 @@ def turned(rows):
     return turn
 
 
+@pytest.mark.slow
 def test_steps_of_the_users_model_are_kept(tmp_path):
     """Weights on a grid of 7 bits stay on it: the converter's own grid of 8 bits would move them."""
     model = keras.Sequential([keras.Input((8, 8, 3)), layers.Conv2D(4, 3, activation="relu"), layers.Conv2D(4, 3)])
@@ -172,6 +178,30 @@ def test_several_inputs_and_outputs_keep_their_names(tmp_path):
         np.testing.assert_allclose(value, expected[name], atol=1e-5)
 
 
+def test_nodes_that_stay_float_keep_their_float_weights(tmp_path):
+    """The converter by itself quantizes what lies between two ranges."""
+    inputs = keras.Input((6, 6, 3))
+    x = layers.Conv2D(4, 3, activation="relu")(inputs)
+    x = layers.Conv2D(4, 3, padding="same", activation="relu", name="kept")(x)
+    x = layers.Conv2DTranspose(4, 3, strides=2, activation="relu", name="upwards")(layers.Conv2D(4, 1)(x))
+    model = keras.Model(inputs, layers.Conv2D(2, 1)(x))
+    x = examples(model, (6, 6, 3))
+    config = ExportConfig(format="litert", precision="int8", quantization=QuantizationConfig(exclude=("*kept*",)))
+    export(model, tmp_path / "a", config, calibration_data=x)
+    file, held = read(str(tmp_path / "a" / "model.tflite")), []
+    for subgraph, operator, name in operators(file):
+        if name in WEIGHTED and (tensor := subgraph.tensors[operator.inputs[1]]).type == schema.TensorType.FLOAT32:
+            held.append(np.frombuffer(file.buffers[tensor.buffer].data, np.float32).reshape(tensor.shape))
+    kept, upwards = (model.get_layer(name).kernel.numpy() for name in ("kept", "upwards"))
+    np.testing.assert_array_equal(held[0], kept.transpose(3, 0, 1, 2))
+    np.testing.assert_array_equal(held[1], upwards.transpose(2, 0, 1, 3))
+    assert len(held) == 2
+    (found,) = run(tmp_path / "a", named(model, [x])).values()
+    reference = quantize(model, config.quantization, calibration_data=x).predict(x)
+    assert np.linalg.norm(found - reference) <= 0.02 * np.linalg.norm(reference)
+
+
+@pytest.mark.slow
 def test_float16_halves_the_file(tmp_path):
     model = keras.Sequential([keras.Input((64,)), layers.Dense(256, activation="relu"), layers.Dense(64)])
     x = examples(model, (64,))
@@ -207,6 +237,7 @@ def test_precisions_and_settings_of_others_are_refused():
         ExportConfig(format="litert", compute="bfloat16")
 
 
+@pytest.mark.slow
 def test_layers_of_zeros_are_stored(tmp_path):
     first, second = (layers.Dense(units, kernel_initializer="zeros", bias_initializer="ones") for units in (6, 4))
     model = keras.Sequential([keras.Input((4,)), first, second])
@@ -250,3 +281,15 @@ def test_weights_in_a_branch_are_kept(tmp_path):
             (found,) = run(tmp_path / "a", named(model, [sign * np.abs(data)])).values()
             tolerance = 1e-5 if precision == "float32" else 0.1
             np.testing.assert_allclose(found, model(sign * np.abs(data)), atol=tolerance)
+
+
+def test_a_loop_with_a_list_of_unknown_shapes_is_refused(tmp_path):
+    inputs = keras.Input((None, 3))
+
+    class Sums(layers.Layer):
+        def call(self, x):
+            return ops.scan(lambda total, step: (total + step, total), ops.zeros_like(x[0]), x)[1]
+
+    model = keras.Model(inputs, Sums(name="sums")(inputs))
+    with pytest.raises(UnsupportedModelError, match=r"Received: '.*' \(TensorListReserve of '.*sums"):
+        export(model, tmp_path / "a", ExportConfig(format="litert"))

@@ -128,10 +128,9 @@ def _reason(error: Any) -> str:
     """Returns the ops that the converter's error is about, each with the name of its node."""
     found = dict[str, str]()
     for each in getattr(error, "errors", ()):
-        if each.operator.name:
-            node = each.location.call[0].name.split("@")[0] if each.location.call else ""
-            found[each.operator.name.removeprefix("tf.")] = node
+        if each.operator.name and each.location.call:
+            found[each.operator.name.removeprefix("tf.")] = each.location.call[0].name.split("@")[0]
     if found:
-        return ", ".join(f"{op} of {node!r}" if node else op for op, node in found.items())
+        return ", ".join(f"{op} of {node!r}" for op, node in found.items())
     lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return next((line.removeprefix(SELECT_OPS) for line in lines if line.startswith(SELECT_OPS)), lines[0])
