@@ -14,6 +14,7 @@ import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from tfopt.models.table import SMALL_MODELS
 from tfopt.recipes import RECIPES
 
 RESULTS = Path(__file__).parent / "results"
-FORMATS = ("saved_model", "onnx", "openvino")
+FORMATS = ("saved_model", "onnx", "openvino", "litert")
 NETWORKS = (
     *("ResNet50", "ResNet50V2", "MobileNet", "MobileNetV2", "MobileNetV3Small"),
     *("EfficientNetV2B0", "DenseNet121", "InceptionV3", "Xception", "ConvNeXtTiny"),
@@ -67,6 +68,7 @@ def main(options: Options) -> dict[str, Any]:
         "keras": keras.__version__,
         "onnxruntime": onnxruntime_version,
         "openvino": openvino_version,
+        "litert": version("ai-edge-litert"),
         "examples": options.examples,
         "models": found,
         "trained": trained,

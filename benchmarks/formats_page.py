@@ -10,6 +10,8 @@ COLUMNS = {
     "onnx_int8": "ONNX int8",
     "openvino_float32": "OpenVINO float32",
     "openvino_int8": "OpenVINO int8",
+    "litert_float32": "LiteRT float32",
+    "litert_int8": "LiteRT int8",
 }
 
 

@@ -96,6 +96,12 @@ def has_cpu_kernel(op: str) -> bool:
     return any(kernel.device_type in ("CPU", "DEFAULT") for kernel in kernels)
 
 
+def converter_error() -> type[Exception]:
+    """Returns the error of the converter to LiteRT: `ConverterError`, whose `errors` name ops and nodes."""
+    error: type[Exception] = imported("tensorflow.lite.python.convert_phase", "ConverterError")
+    return error
+
+
 def register_functions(functions: Iterable[Any]) -> None:
     """Tells TensorFlow the bodies of a graph's loops and branches: methods of the eager context; none is public."""
     context = eager_context()

@@ -16,7 +16,7 @@ from tfopt.quantization.weight_only import WeightOnlyConfig
 from tfopt.settings.validation import check_fields
 
 Precision = Literal["float32", "float16", "bfloat16", "int8", "int8_weight_only", "int4_weight_only"]
-Format = Literal["saved_model", "onnx", "openvino"]
+Format = Literal["saved_model", "onnx", "openvino", "litert"]
 Formats = Annotated[tuple[Format, ...], MinLen(1)]
 Compute = Literal["float32", "auto", "bfloat16", "float16"]
 Int8Nodes = Literal["faster", "all"]
@@ -38,8 +38,9 @@ class ExportConfig:
     format: Format = "saved_model"
     """Format of the artifact. "onnx" is for ONNX Runtime, OpenVINO and TensorRT: one file model.onnx, in precision
     "float32", "float16" (the weights), "int8" (pairs of quantize and dequantize around every operand) or
-    "int8_weight_only". "openvino" writes the same in OpenVINO's own format, model.xml and model.bin. Each needs the
-    extra of its name."""
+    "int8_weight_only". "openvino" writes the same in OpenVINO's own format, model.xml and model.bin. "litert" is for
+    LiteRT, on phones, boards and desktops: one file model.tflite of builtin operators, in precision "float32",
+    "float16" or "int8". Each needs the extra of its name."""
     precision: Precision = "float32"
     """Precision of the artifact. "int8" runs int8 kernels and needs calibration data. The others compute in float32 and
     differ in the stored weights: "int8_weight_only" and "int4_weight_only" store integers with scales, "float16" and

@@ -30,6 +30,8 @@ class FileFormat:
         needs: What serves it, in words for the manifest.
         writer: The module whose `write(lowered, directory, config)` writes it.
         runtime: The file in verification/ that runs it.
+        saturates: Whether its int8 kernels saturate on x86-64 without VNNI or AMX. XNNPACK widens bytes before it
+            multiplies them, and adds in 32 bits.
     """
 
     name: str
@@ -42,6 +44,7 @@ class FileFormat:
     needs: str
     writer: str
     runtime: str
+    saturates: bool = True
 
     def check_packages(self) -> None:
         """Raises ConfigError if a package is missing.
@@ -114,6 +117,17 @@ FORMATS: dict[str, FileFormat] = {
             needs="OpenVINO",
             writer="tfopt.exporting.openvino",
             runtime="openvino_only.py",
+        ),
+        FileFormat(
+            name="litert",
+            what="LiteRT file",
+            file="model.tflite",
+            precisions=("float32", "float16", "int8"),
+            packages=("ai_edge_litert",),
+            needs="LiteRT",
+            writer="tfopt.exporting.litert.write",
+            runtime="litert_only.py",
+            saturates=False,
         ),
     )
 }

@@ -12,6 +12,7 @@ from typing import Any
 
 from tfopt.errors import ConfigError
 from tfopt.exporting.config import DEFAULT_SIGNATURE, FLOAT_SIGNATURE, XLA_SIGNATURE, ExportConfig
+from tfopt.exporting.formats import FORMATS
 from tfopt.exporting.half.choice import in_compute_type
 from tfopt.exporting.int8.kernels import lower_to_int8
 from tfopt.exporting.int8.selection import CLOCK, select_int8
@@ -162,7 +163,9 @@ def _with_int8(model: QuantizedModel, config: ExportConfig, sample: Mapping[str,
                 "bfloat16. Received: float_weights='int8' and compute='bfloat16'. Leave one of them out."
             )
     if config.format != "saved_model":
-        return _for_other_runtimes(without_zero_points(model) if config.tensorrt else model)
+        return _for_other_runtimes(
+            without_zero_points(model) if config.tensorrt else model, FORMATS[config.format].saturates
+        )
     lowered, kept_float = None, [skip.name for skip in model.report.skipped if skip.kind in WEIGHTED]
     quantized = bool(model.report.changed)
     if config.int8_nodes == "faster" and quantized:
@@ -218,7 +221,7 @@ def _with_half(report: PassReport, half: PassReport) -> PassReport:
     )
 
 
-def _for_other_runtimes(model: QuantizedModel) -> Lowered:
+def _for_other_runtimes(model: QuantizedModel, saturates: bool) -> Lowered:
     """Returns the annotated graph: the runtime that reads it chooses its own int8 kernels."""
     in_int8 = bool(model.report.changed)
     paired = with_all_pairs(model)
@@ -230,7 +233,7 @@ def _for_other_runtimes(model: QuantizedModel) -> Lowered:
         precision="int8" if in_int8 else "float32",
         report=model.report,
         held_out=model.held_out,
-        needs_vnni=may_saturate(paired),
+        needs_vnni=saturates and may_saturate(paired),
     )
 
 

@@ -10,12 +10,16 @@ from tfopt.report.record import Record, shown_or_reason
 from tfopt.report.serving import ServingTimes
 from tfopt.report.sheet import PROBLEM, Sheet, Shown, Table, pairs
 
-INT8_KERNELS = (  # of TensorFlow, of ONNX Runtime, and of OpenVINO
+INT8_KERNELS = (  # of TensorFlow, of ONNX Runtime, of OpenVINO, and of LiteRT
     *("_FusedQuantizedConv2D", "_FusedQuantizedDepthwiseConv2D", "_QuantizedMatMul"),
     *("QLinearConv", "QLinearMatMul", "QGemm", "ConvInteger", "MatMulInteger", "MatMulIntegerToFloat"),
     *("Convolution_int8", "Deconvolution_int8", "FullyConnected_int8", "MatMul_int8"),
+    *("CONV_2D_INT8", "DEPTHWISE_CONV_2D_INT8", "FULLY_CONNECTED_INT8"),
 )
-CONVERSIONS = ("QuantizeV2", "Dequantize", "QuantizedMaxPool", "QuantizeLinear", "DequantizeLinear")
+CONVERSIONS = (
+    *("QuantizeV2", "Dequantize", "QuantizedMaxPool", "QuantizeLinear", "DequantizeLinear"),
+    *("QUANTIZE", "DEQUANTIZE"),
+)
 MARKED_LOSS = 0.01
 """Reports mark an artifact that loses more than this: one point of a share such as accuracy, 1% of another score."""
 

@@ -5,7 +5,7 @@ The process reads one JSON command per line from standard input: "load", "count"
 alive.
 
 In its own process, a model is not slowed by the thread pool of another model. The process also proves that the artifact
-needs only its runtime: tensorflow_only.py or onnxruntime_only.py. `tfopt.exporting.verification.process` starts it.
+needs only its runtime: tensorflow_only.py or one of its siblings. `tfopt.exporting.verification.process` starts it.
 """
 
 import importlib.util
@@ -89,6 +89,7 @@ class Runner:
         batch = self._warmed_up(inputs)
 
         def calls_per_s(show_life: Callable[[], None]) -> float:
+            self.runtime.call(batch)  # a runtime may have something of its own for each thread
             calls, start = 0, time.perf_counter()
             while not calls or time.perf_counter() < start + seconds:
                 self.runtime.call(batch)

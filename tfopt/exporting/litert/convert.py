@@ -1,0 +1,136 @@
+"""Converts a frozen graph with TensorFlow's converter. No other module uses it.
+
+The converter gives an int8 operator the ranges that the graph has as fake quantization, on its input and its result. It
+quantizes the weights of such an operator by itself, with a step that depends on the largest weight of a channel, and
+leaves the weights of the others in float. It gets rounded weights for both, so weights.py can find the integers again.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfopt.compat.tensorflow import converter_error
+from tfopt.errors import UnsupportedModelError
+from tfopt.exporting.config import DEFAULT_SIGNATURE
+from tfopt.exporting.litert.lists import without_lists
+from tfopt.exporting.paired import rounded_weights
+from tfopt.graph import FrozenGraph, GraphEditor
+from tfopt.graph.edit import INT32, attribute, producer
+from tfopt.quantization.annotation.annotate import AnnotatedGraph, has_ranges
+from tfopt.quantization.annotation.fusion import (
+    DATA_MOVEMENT_OPS,
+    FAKE_QUANT,
+    FAKE_QUANT_WEIGHTS,
+    RELUS,
+    consumers_of,
+)
+from tfopt.quantization.annotation.ranged_tensors import SHARED_RANGE_OPS
+
+SELECT_OPS = "TF Select ops: "  # the line of the converter's error that lists the ops without a builtin
+
+
+def convert(graph: FrozenGraph) -> bytes:
+    """Returns a graph as the content of a .tflite file, with the names of its inputs and outputs.
+
+    Raises:
+        UnsupportedModelError: The graph has look-up tables, or an op that no builtin operator of LiteRT computes. The
+            message names it and where it is.
+    """
+    if graph.tables:
+        raise UnsupportedModelError(
+            f"A model in LiteRT must have no look-up table. Received: {graph.name!r} with {len(graph.tables)} of them. "
+            "Export the part that takes numbers, or write format='saved_model'."
+        )
+    prepared = _prepared(graph)
+    prepared = replace(prepared, graph_def=without_lists(prepared.graph_def))
+    with tempfile.TemporaryDirectory(prefix="tfopt-") as directory:
+        options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+        signatures = {DEFAULT_SIGNATURE: prepared.as_function()}
+        tf.saved_model.save(tf.Module(), directory, signatures=signatures, options=options)
+        converter = tf.lite.TFLiteConverter.from_saved_model(directory, signature_keys=[DEFAULT_SIGNATURE])
+        converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
+        if has_ranges(prepared):
+            converter.optimizations = [tf.lite.Optimize.DEFAULT]
+        try:
+            return bytes(converter.convert())
+        except converter_error() as error:
+            raise UnsupportedModelError(
+                f"Every op of a model in LiteRT must be one of its builtin operators. Received: {graph.name!r} "
+                f"({_reason(error)}). Write format='saved_model', or replace the layer that uses it."
+            ) from error
+
+
+def _prepared(graph: FrozenGraph) -> FrozenGraph:
+    """Returns the graph with rounded weights as constants, and without ranges that no kernel uses.
+
+    A slice that only adds an axis, for which the converter has no operator if a size is open, becomes an ExpandDims.
+    """
+    editor = GraphEditor(graph.graph_def)
+    unused = _unused_ranges(editor, graph) if isinstance(graph, AnnotatedGraph) else ()
+    for name, node in list(editor.nodes.items()):
+        if name in unused:
+            editor.redirect(name, node.input[0])
+        elif node.op == FAKE_QUANT_WEIGHTS:
+            editor.redirect(name, editor.add_constant(f"{name}/rounded", rounded_weights(editor, name)[0]))
+        elif node.op == "StridedSlice" and (axis := _added_axis(editor, node)) is not None:
+            where = editor.add_constant(f"{name}/axis", np.int32(axis))
+            editor.become(name, "ExpandDims", [node.input[0], where], T=node.attr["T"], Tdim=INT32)
+    return graph.edited(editor)
+
+
+def _unused_ranges(editor: GraphEditor, graph: AnnotatedGraph) -> list[str]:
+    """Returns the fake quantization of float results that only products without a range of their own result read.
+
+    LiteRT's kernel for such a product chooses a range for each row that it reads. An activation other than a Relu is
+    an operator of its own, so a product before it has no range of its result either.
+    """
+    ranged = {
+        fusion.output
+        for fusion in graph.fusions
+        if (fusion.activation is None or fusion.activation.name in RELUS)
+        and any(editor.nodes[name].op == FAKE_QUANT for name in editor.consumers.get(fusion.output, ()))
+    }
+    by_row = {
+        fusion.op for fusion in graph.fusions if editor.nodes[fusion.op].op == "MatMul" and fusion.output not in ranged
+    }
+    handing_on, unused = (*DATA_MOVEMENT_OPS, FAKE_QUANT), []
+    for name in [name for name, node in editor.nodes.items() if node.op == FAKE_QUANT]:
+        source = producer(editor.nodes[name].input[0])
+        in_int8 = source in ranged or editor.nodes[source].op in SHARED_RANGE_OPS
+        readers = {reader for reader in consumers_of(editor, name) if editor.nodes[reader].op not in handing_on}
+        if not in_int8 and readers <= by_row and name not in graph.output_nodes:
+            unused.append(name)
+    return unused
+
+
+def _added_axis(editor: GraphEditor, node: Any) -> int | None:
+    """Returns the axis of size 1 that a slice adds if it does nothing else, else None."""
+    begin, steps = editor.constant(node.input[1]), editor.constant(node.input[3])
+    masks = {
+        name: attribute(node, f"{name}_mask").i for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    }
+    added = masks["new_axis"]
+    if begin is None or steps is None or masks["shrink_axis"] or added.bit_count() != 1:
+        return None
+    whole = masks["begin"] & masks["end"] | masks["ellipsis"] | added
+    if whole != 2 ** len(begin) - 1 or any(step != 1 and not added >> place & 1 for place, step in enumerate(steps)):
+        return None
+    place = added.bit_length() - 1
+    return place - len(begin) if masks["ellipsis"] and masks["ellipsis"] < added else place
+
+
+def _reason(error: Any) -> str:
+    """Returns the ops that the converter's error is about, each with the name of its node."""
+    found = dict[str, str]()
+    for each in getattr(error, "errors", ()):
+        if each.operator.name and each.location.call:
+            found[each.operator.name.removeprefix("tf.")] = each.location.call[0].name.split("@")[0]
+    if found:
+        return ", ".join(f"{op} of {node!r}" for op, node in found.items())
+    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return next((line.removeprefix(SELECT_OPS) for line in lines if line.startswith(SELECT_OPS)), lines[0])

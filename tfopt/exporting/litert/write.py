@@ -1,0 +1,53 @@
+"""Writes an artifact's graph as model.tflite."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import flatbuffers
+from ai_edge_litert import schema_py_generated as schema
+
+from tfopt.exporting.config import DEFAULT_SIGNATURE, ExportConfig
+from tfopt.exporting.formats import FORMATS
+from tfopt.exporting.litert.convert import convert
+from tfopt.exporting.litert.weights import keep_float, quantize_weights, store_in_half
+from tfopt.exporting.lowering import Lowered
+from tfopt.quantization.annotation.annotate import AnnotatedGraph
+
+IDENTIFIER = b"TFL3"
+
+
+def write(lowered: Lowered, directory: Path, config: ExportConfig) -> None:
+    """Writes model.tflite."""
+    graph = lowered.graphs[DEFAULT_SIGNATURE]
+    content = convert(graph)
+    model = schema.ModelT.InitFromPackedBuf(content, 0)
+    if isinstance(graph, AnnotatedGraph):
+        keep_float(model, graph, quantize_weights(model, graph))
+    elif lowered.precision == "float16":
+        store_in_half(model)
+    _share_buffers(model)
+    builder = flatbuffers.Builder(len(content))
+    builder.Finish(model.Pack(builder), IDENTIFIER)
+    (directory / FORMATS["litert"].file).write_bytes(builder.Output())
+
+
+def _share_buffers(model: Any) -> None:
+    """Stores equal values once, and none that no operator reads."""
+    first: dict[bytes, int] = {}
+    used = {metadata.buffer for metadata in model.metadata or ()}
+    for subgraph in model.subgraphs:
+        parts = [part for each in subgraph.operators for part in (each.inputs, each.outputs) if part is not None]
+        read = {int(place) for part in (*parts, subgraph.inputs, subgraph.outputs) for place in part}
+        for place, tensor in enumerate(subgraph.tensors):
+            data = model.buffers[tensor.buffer].data
+            if place not in read:
+                tensor.buffer = 0
+            elif data is not None:
+                tensor.buffer = first.setdefault(hashlib.sha256(bytes(data)).digest(), tensor.buffer)
+            used.add(tensor.buffer)
+    for place, buffer in enumerate(model.buffers):
+        if place not in used:
+            buffer.data = None

@@ -1,0 +1,131 @@
+"""Runs a .tflite file with LiteRT and NumPy, and without TensorFlow, Keras or tfopt.
+
+served.py loads this file in a process of its own.
+"""
+
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+BLOCKED = ("tensorflow", "keras", "tf_keras", "tfopt")
+if __name__ == "served_runtime":
+    sys.modules.update(dict.fromkeys(BLOCKED))  # type: ignore[arg-type]
+
+import numpy as np  # noqa: E402
+from ai_edge_litert import schema_py_generated as schema  # noqa: E402
+from ai_edge_litert.interpreter import Interpreter  # noqa: E402
+
+WEIGHTED = ("CONV_2D", "DEPTHWISE_CONV_2D", "TRANSPOSE_CONV", "CONV_3D", "FULLY_CONNECTED", "BATCH_MATMUL")
+COUNTED = (*WEIGHTED, "QUANTIZE", "DEQUANTIZE")
+OPERATORS = {code: name for name, code in vars(schema.BuiltinOperator).items() if isinstance(code, int)}
+STORED = {schema.TensorType.FLOAT32: np.float32, schema.TensorType.FLOAT16: np.float16, schema.TensorType.INT8: np.int8}
+
+
+class Runtime:
+    """A .tflite file that LiteRT runs, with XNNPACK where that has the operator, for served.py.
+
+    An interpreter serves one caller at a time, so each thread has its own. It keeps the sizes of its last call.
+    """
+
+    blocked = BLOCKED
+
+    def load(self, path: str, threads: int | None = None) -> dict[str, Any]:
+        self.path = path
+        self.threads = threads or os.cpu_count() or 1  # LiteRT's own default is one
+        self.own = threading.local()
+        started = time.perf_counter()
+        self.interpreter().allocate_tensors()
+        self.load_ms = (time.perf_counter() - started) * 1e3
+        ((key, names),) = self.interpreter().get_signature_list().items()
+        runner = self.interpreter().get_signature_runner(key)
+        details = {"inputs": runner.get_input_details(), "outputs": runner.get_output_details()}
+        self.places = {kind: {name: details[kind][name]["index"] for name in names[kind]} for kind in details}
+        described = {kind: {name: describe(details[kind][name]) for name in names[kind]} for kind in details}
+        return {
+            **described,
+            "runtime": f"LiteRT {version('ai-edge-litert')}",
+            "threads": threads or 0,
+            "devices": ["CPU"],
+        }
+
+    def interpreter(self) -> Any:
+        if not hasattr(self.own, "interpreter"):
+            self.own.interpreter = Interpreter(self.path, num_threads=self.threads)
+            self.own.shapes = {}
+        return self.own.interpreter
+
+    def kernels(self) -> dict[str, int]:
+        """Counts the computing operators; those with weights in int8 by names of their own."""
+        counts: Counter[str] = Counter()
+        for subgraph, operator, name in operators(read(self.path)):
+            if name in COUNTED:
+                weights = subgraph.tensors[operator.inputs[1]] if name in WEIGHTED else None
+                in_int8 = weights is not None and weights.type == schema.TensorType.INT8
+                counts[f"{name}_INT8" if in_int8 else name] += 1
+        return dict(counts)
+
+    def count(self) -> dict[str, int]:
+        """Counts the weights of products and convolutions, and the zeros among them."""
+        model = read(self.path)
+        decoded = {
+            (id(subgraph), operator.outputs[0]): operator.inputs[0]
+            for subgraph, operator, name in operators(model)
+            if name == "DEQUANTIZE"
+        }
+        found: dict[int, Any] = {}
+        for subgraph, operator, name in operators(model):
+            if name in WEIGHTED:
+                place = decoded.get((id(subgraph), operator.inputs[1]), operator.inputs[1])
+                tensor = subgraph.tensors[place]
+                data = model.buffers[tensor.buffer].data
+                if data is not None:
+                    found[tensor.buffer] = np.frombuffer(data, STORED[tensor.type])
+        return {
+            "weights": sum(array.size for array in found.values()),
+            "zeros": int(sum(array.size - np.count_nonzero(array) for array in found.values())),
+        }
+
+    def place(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Returns the inputs of a call as the runtime takes them."""
+        return inputs
+
+    def call(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Returns the outputs by name when they are computed."""
+        interpreter = self.interpreter()
+        shapes = {name: np.shape(value) for name, value in batch.items()}
+        if shapes != self.own.shapes:
+            for name, shape in shapes.items():
+                interpreter.resize_tensor_input(self.places["inputs"][name], shape, strict=True)
+            interpreter.allocate_tensors()
+            self.own.shapes = shapes
+        for name, value in batch.items():
+            interpreter.set_tensor(self.places["inputs"][name], value)
+        interpreter.invoke()
+        return {name: interpreter.get_tensor(place) for name, place in self.places["outputs"].items()}
+
+    def arrays(self, outputs: dict[str, Any]) -> dict[str, Any]:
+        return outputs
+
+
+def read(path: str) -> Any:
+    return schema.ModelT.InitFromPackedBuf(Path(path).read_bytes(), 0)
+
+
+def operators(model: Any) -> Iterator[tuple[Any, Any, str]]:
+    """Yields each operator of a file with its subgraph and its name; of one that is no builtin, its own name."""
+    for subgraph in model.subgraphs:
+        for operator in subgraph.operators:
+            code = model.operatorCodes[operator.opcodeIndex]
+            builtin = max(code.builtinCode, code.deprecatedBuiltinCode)  # an older file has the deprecated one alone
+            yield subgraph, operator, (code.customCode or b"").decode() or OPERATORS[builtin]
+
+
+def describe(details: Any) -> dict[str, Any]:
+    shape = [size if size >= 0 else None for size in map(int, details["shape_signature"])]
+    return {"shape": shape, "dtype": np.dtype(details["dtype"]).name}
