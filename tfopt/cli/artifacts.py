@@ -8,6 +8,7 @@ from typing import Annotated
 
 import tyro
 
+from tfopt.cli.bench import share_in
 from tfopt.cli.exit_codes import CHECK_FAILED, SUCCESS, CheckError
 from tfopt.cli.preparation import start_tensorflow
 from tfopt.cli.printing import print_json, say
@@ -42,6 +43,8 @@ class VerifyOptions:
     example and of batch-size, or 8, and advice with the flags of servers. By default none are compared."""
     signature: str | None = None
     """Signature to call, for example serving_float. By default serving_default, if TensorFlow can run it here."""
+    gate: str | None = None
+    """Least share of the baseline's score, for example 99%. Less fails the verification. It needs --data."""
     trusted: bool = False
     """Run an artifact that touches files or the network. Without it, such an artifact is refused before it runs."""
     json: bool = False
@@ -155,6 +158,7 @@ def verify_command(words: list[str]) -> int:
                 batch_size=options.batch_size,
                 threads=options.threads,
                 signature=options.signature,
+                gate=None if options.gate is None else share_in(options.gate),
                 trusted=options.trusted,
                 on_step=now,
             )

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from keras import layers, metrics
 
+from tfopt.cli import main
 from tfopt.errors import ConfigError
 from tfopt.exporting import ExportConfig, export, verify
 from tfopt.exporting.verification import scoring
@@ -136,3 +137,26 @@ def test_a_score_is_updated_chunk_by_chunk(metric, model, artifacts, monkeypatch
         expected = difference.mean() if isinstance(metric, str) else difference.min()
         assert list(receipt.baseline_scores.values()) == [pytest.approx(expected, abs=1e-5)]
         assert (receipt.higher_is_better, receipt.agreement) == (False, None)
+
+
+def test_a_gate_is_a_share_of_the_score_of_the_baseline(tmp_path, capsys):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4)])
+    x = np.random.default_rng(0).normal(size=(64, 6)).astype("float32")
+    export(model, tmp_path / "float32")
+    noisy = keras.models.clone_model(model)
+    noisy.set_weights([w + np.random.default_rng(1).normal(0, 0.5, w.shape) for w in model.get_weights()])
+    export(noisy, tmp_path / "noisy", baseline=tmp_path / "float32")
+    labels = np.asarray(model(x)).argmax(-1)  # the baseline is right always
+    share = np.mean(np.asarray(noisy(x)).argmax(-1) == labels)
+    assert 0.3 < share < 0.98
+    for gate, ok in ((share - 0.01, True), (share + 0.01, False)):
+        receipt = verify(tmp_path / "noisy", data=(x, labels), seconds=0, gate=float(gate))
+        assert receipt.ok == ok
+    assert receipt.problems == [f"The accuracy is {share:.2%} of the baseline's; the gate is {share + 0.01:.2%}."]
+    np.savez(tmp_path / "data.npz", x=x, y=labels)
+    words = ["verify", str(tmp_path / "noisy"), "--data", str(tmp_path / "data.npz"), "--gate", "99%"]
+    assert main(words) == 1
+    assert "the gate is 99.00%" in capsys.readouterr().out
+    with pytest.raises(ConfigError, match="gate needs labelled examples"):
+        verify(tmp_path / "noisy", gate=0.99)

@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from annotated_types import Ge, Gt, Le, Lt, MinLen
+from annotated_types import Ge, Lt, MinLen
 
 from tfopt.errors import ArtifactError, ConfigError
 from tfopt.exporting.config import DEFAULT_SIGNATURE
 from tfopt.exporting.verification.candidate import Candidate
 from tfopt.exporting.verification.measured import missing_instructions
 from tfopt.exporting.verification.scoring import Scoreboard, chunks
-from tfopt.exporting.verification.verify import OnStep
+from tfopt.exporting.verification.verify import Gate, OnStep
 from tfopt.hardware import detect
 from tfopt.report.benchmark import BenchmarkReport
 from tfopt.report.ranking import judged
@@ -35,7 +35,6 @@ PAUSE_S = 0.05  # before a turn: threads of ONNX Runtime spin for some 30 ms aft
 ROUNDS = 9  # so many that the interval of the ratios leaves out a round that something else has disturbed
 BatchSizes = Annotated[tuple[Annotated[int, Ge(1)], ...], MinLen(1)]
 Threads = Annotated[tuple[Annotated[int, Ge(0)], ...], MinLen(1)]
-Share = Annotated[float, Gt(0), Le(1)] | None
 Seconds = Annotated[float, Ge(0), Lt(math.inf)]
 OpenSize = Annotated[int, Ge(1)] | None
 
@@ -105,7 +104,7 @@ def benchmark(
     counts = tuple(dict.fromkeys(min(count, machine.logical_cores) for count in asked))
     check_value("open_size", open_size, OpenSize)
     check_value("seconds", seconds, Seconds)
-    check_value("gate", gate, Share)
+    check_value("gate", gate, Gate)
     check_metric(metric)
     if gate is not None and data is None:
         raise ConfigError(f"gate needs labelled examples. Received: gate={gate} without data. Pass data (--data).")

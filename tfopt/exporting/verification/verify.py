@@ -7,9 +7,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from annotated_types import Gt, Le
 
 from tfopt.atomic.directories import MARK
 from tfopt.errors import ArtifactError, ConfigError, unknown_name
@@ -31,12 +32,14 @@ from tfopt.exporting.verification.sizes import bytes_on_disk, gzip_bytes
 from tfopt.exporting.verification.threads import ThreadCounts, measure_threads
 from tfopt.hardware import detect
 from tfopt.report import Receipt
+from tfopt.report.ranking import share_of
 from tfopt.settings.validation import check_value
 from tfopt.tasks.scorer import Metric, check_metric
 from tfopt.tasks.scores import Score
 
 LARGER_BATCH = 8  # what calls of one example are compared with, if batch_size names no other
 OnStep = Callable[[str], None]
+Gate = Annotated[float, Gt(0), Le(1)] | None
 
 
 def verify(
@@ -49,6 +52,7 @@ def verify(
     seconds: float = 0.3,
     threads: Sequence[int] = (),
     signature: str | None = None,
+    gate: float | None = None,
     trusted: bool = False,
     on_step: OnStep = lambda words: None,
 ) -> Receipt:
@@ -73,6 +77,8 @@ def verify(
             starts a further process for each number. An empty sequence compares none.
         signature: Which of the artifact's signatures to call. None means "serving_default", or "serving_float" where
             TensorFlow lacks kernels of "serving_default". The receipt names the signature that was called.
+        gate: The least share of the baseline's score that the artifact must have, for example 0.99, the rule of MLPerf.
+            Less is a problem in the receipt. Where lower scores are better, the baseline's score is divided by it.
         trusted: Whether the artifact may touch files and the network when it runs. Otherwise one that would do so is
             refused before anything of it runs.
         on_step: Is called with a few words when a step begins, for a sign of life: the whole can take minutes.
@@ -101,6 +107,7 @@ def verify(
         seconds=seconds,
         threads=threads,
         signature=signature,
+        gate=gate,
         trusted=trusted,
         on_step=on_step,
     )[0]
@@ -116,6 +123,7 @@ def verify_together(
     seconds: float = 0.3,
     threads: Sequence[int] = (),
     signature: str | None = None,
+    gate: float | None = None,
     trusted: bool = False,
     on_step: OnStep = lambda words: None,
 ) -> list[Receipt]:
@@ -123,7 +131,7 @@ def verify_together(
 
     Args:
         artifacts: Their directories. All take the same inputs.
-        baseline, data, metric, batch_size, seconds, threads, signature, trusted, on_step: As in `verify`.
+        baseline, data, metric, batch_size, seconds, threads, signature, gate, trusted, on_step: As in `verify`.
     Returns: A receipt for each, in the same order.
     """
     if batch_size < 1:
@@ -137,6 +145,9 @@ def verify_together(
         )
     counts = check_value("threads", threads, ThreadCounts)
     check_metric(metric)
+    check_value("gate", gate, Gate)
+    if gate is not None and data is None:
+        raise ConfigError(f"gate needs labelled examples. Received: gate={gate} without data. Pass data (--data).")
     measured = [
         MeasuredArtifact(path, read_intact_manifest(path), trusted) for path in dict.fromkeys(map(Path, artifacts))
     ]
@@ -185,6 +196,8 @@ def verify_together(
                 called=each.process.signature,
                 trusted=trusted,
             )
+    for each in measured:
+        each.problems += _below(each, gate)
     receipts = {each.path: _receipt(each, len(next(iter(batch.values())))) for each in measured}
     return [receipts[path] for path in map(Path, artifacts)]
 
@@ -206,6 +219,25 @@ def _score(
         scoreboard.add(labels, {each: each.predict(inputs) for each in served}, reference)
     for artifact, scores in scoreboard.scores().items():
         artifact.scores = scores
+
+
+def _below(artifact: MeasuredArtifact, gate: float | None) -> list[str]:
+    """Returns the scores that are a smaller share of the baseline's than the gate, in words."""
+    if gate is None:
+        return []
+    scores = artifact.scores
+    against = None if artifact.baseline is None else artifact.baseline.scores
+    if scores is None or not scores.by_name or against is None:
+        reason = artifact.no_baseline or (scores.reason if scores else "")
+        return [f"No score can be compared for the gate of {gate:.2%}: {reason}."]
+    shares = {
+        name: share_of(score, against.by_name[name], scores.higher_is_better) for name, score in scores.by_name.items()
+    }
+    return [
+        f"The {name} is {'unknown' if share is None else f'{share:.2%}'} of the baseline's; the gate is {gate:.2%}."
+        for name, share in shares.items()
+        if share is None or round(share, 9) < gate
+    ]
 
 
 def _find_baselines(
