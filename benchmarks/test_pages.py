@@ -19,6 +19,7 @@ NOT_MEASURED = (
     # versions and addresses
     "Python 3.11 to 3.13",
     "TensorFlow 2.21",
+    "Triton's server, version 2.51",
     "127.0.0.1",
     # published counts, with their sources in the sentence
     "ResNet-50 (4.09 G multiply-adds in torchvision; 3.8 G for the first version",
