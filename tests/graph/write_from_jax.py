@@ -1,11 +1,9 @@
-"""Writes from_jax.keras, which test_from_jax.py reads. Run it where JAX and Keras are: python write_from_jax.py
+"""Writes from_jax.keras, which test_from_jax.py reads. Run it where JAX and Keras are:
+
+    KERAS_BACKEND=jax python write_from_jax.py
 
 The file is as Keras writes it, only packed more tightly. The outputs that it prints are in the test.
 """
-
-import os
-
-os.environ["KERAS_BACKEND"] = "jax"
 
 import sys
 import zipfile
