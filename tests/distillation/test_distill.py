@@ -316,3 +316,57 @@ def test_layers_that_cannot_be_compared_are_refused(tmp_path):
     with pytest.raises(UnsupportedModelError, match="must be functional or Sequential"):
         distill(student, tmp_path / "artifact", DistillationConfig(features=PAIRS))
     assert not {"call", "compute_loss"} & vars(student).keys()
+
+
+def test_a_teacher_that_comes_or_goes_after_a_fit_counts_from_then_on():
+    """The step of tfopt.compile keeps the traces of its first fit."""
+    decided = plan(TrainingConfig(precision="float32", jit_compile=False, steps_per_execution=1))
+    student, teacher = without_statistics(1), without_statistics(2)
+    tfopt.compile(student, decided, optimizer=keras.optimizers.SGD(0.0), loss=LABELS)
+    fit = {"x": X, "y": Y, "batch_size": 24, "verbose": 0}
+    alone = student.fit(**fit).history["loss"][0]
+    distill(student, teacher, DistillationConfig(weight=1.0))
+    penalty = float(sum(student.losses))
+    expected = divergence(np.asarray(teacher(X)), np.asarray(student(X)), 3.0).mean() + penalty
+    assert student.fit(**fit).history["loss"][0] == pytest.approx(expected, rel=1e-4)
+    end_distillation(student)
+    assert student.fit(**fit).history["loss"][0] == pytest.approx(alone, rel=1e-5)
+
+
+class Own(keras.Model):
+    """Computes its loss itself, in the form that has no `training`."""
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+        return keras.ops.mean(keras.ops.square(y_pred)) + 0.0 * keras.ops.sum(keras.ops.cast(y, "float32"))
+
+
+def test_the_models_own_loss_counts_beside_the_teacher():
+    inputs = keras.Input((6,))
+    student, teacher = Own(inputs, layers.Dense(3)(inputs)), without_statistics(2)
+    distill(student, teacher, DistillationConfig(weight=0.25))
+    student.compile(keras.optimizers.SGD(0.0))
+    outputs = np.asarray(student(X))
+    soft = divergence(np.asarray(teacher(X)), outputs, 3.0).mean()
+    found = student.train_on_batch(X, Y)
+    assert found == pytest.approx(0.75 * np.mean(outputs**2) + 0.25 * soft, rel=1e-4)
+
+
+def test_inputs_with_names_that_are_no_identifiers_are_not_mixed_up():
+    def tower(seed):
+        keras.utils.set_random_seed(seed)
+        inputs = [keras.Input((6,), name=name) for name in ("query-tokens", "doc-tokens")]
+        return keras.Model(inputs, layers.Dense(3)(inputs[0] - 2.0 * inputs[1]))
+
+    student, teacher = tower(1), tower(2)
+    x = {"query-tokens": X, "doc-tokens": X[::-1]}
+    distill(student, teacher, DistillationConfig(weight=1.0))
+    student.compile(keras.optimizers.SGD(0.0), LABELS)
+    given = list(x.values())
+    expected = divergence(np.asarray(teacher(given)), np.asarray(student(given)), 3.0).mean()
+    assert student.train_on_batch(x, Y) == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_softmax_of_one_value_teaches_nothing_and_is_refused():
+    one, other = (keras.Sequential([keras.Input((6,)), layers.Dense(1)]) for _ in range(2))
+    with pytest.raises(ConfigError, match="loss='kl' needs two classes or more"):
+        distill(one, other)

@@ -120,5 +120,7 @@ def _labelled(name: str) -> Any:
             "A .npz file must hold an array x, or one for each input by its name, and y for labels. Received: "
             f"{name} without inputs. Write it again with numpy.savez(file, x=inputs, y=labels)."
         )
-    inputs = loaded["x"] if loaded.keys() == {"x"} else loaded
+    # Beside x, other arrays are inputs only if they have as many examples.
+    fitting = {name for name, each in loaded.items() if "x" not in loaded or each.shape[:1] == loaded["x"].shape[:1]}
+    inputs = loaded["x"] if fitting == {"x"} else loaded
     return inputs if labels is None else (inputs, labels)

@@ -76,11 +76,13 @@ def called_in_training(model: keras.Model) -> list[str]:
     graphs = [each for each in layers_inside(model) if isinstance(each, functional_class())]
     calls = [call for graph in graphs for call in calls_in_order(graph) if is_given_training(call.operation)]
     given = [call.operation for call in calls if call.arguments.kwargs.get("training") is True]
-    return list(dict.fromkeys(each.name for each in given if _default_of_training(each) is not True))
+    return list(dict.fromkeys(each.name for each in given if not _prepares_images(each)))
 
 
-def _default_of_training(layer: Any) -> Any:
-    return inspect.signature(layer.call).parameters["training"].default
+def _prepares_images(layer: Any) -> bool:
+    """Whether a layer of Keras has training=True by default."""
+    of_keras = type(layer).__module__.startswith("keras.")
+    return of_keras and inspect.signature(layer.call).parameters["training"].default is True
 
 
 def standardize_inputs(graph: keras.Model, x: Any) -> list[Any]:

@@ -80,6 +80,11 @@ def loss_of(model: keras.Model, *, x: Any, y: Any, y_pred: Any, sample_weight: A
     return compute(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=training)
 
 
+def added_loss(model: keras.Model, loss: Any) -> Any:
+    """Returns a loss of `losses` as Keras adds it: `_aggregate_additional_loss`, which divides it by the replicas."""
+    return private(model, "_aggregate_additional_loss", takes=("loss",))(loss)
+
+
 def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
     """Returns the mean that `fit` shows as the loss: `_loss_tracker`; `metrics` tells it by its name only."""
     return private(model, "_loss_tracker")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras import ops
 
 from tfopt.compat.kinds import check_keras_3
 from tfopt.compat.replace import forget, unwrap, wrap
+from tfopt.compat.trainer import added_loss
 from tfopt.distillation.config import DistillationConfig, SoftLoss
 from tfopt.distillation.features import CALL, FeatureDistance, Watched, check_pairs
 from tfopt.distillation.losses import SIGMOID, SOFTMAX, TeacherLoss, targets_of
@@ -89,6 +92,12 @@ def distill(
     losses = {}
     own = output_ops(frozen)
     for name, kind in kinds.items():
+        shape = frozen.outputs[name][1].shape
+        if kind == "kl" and shape.rank and shape[-1] == 1:
+            raise ConfigError(
+                f"loss='kl' needs two classes or more. Received: {name!r} {shape}, whose softmax is 1 always. Set "
+                "loss='mse' for a value, or loss='binary' for a single logit."
+            )
         for model, op in (("student", own[name]), *((each.name, each.ops[name]) for each in teachers)):
             if FITS.get(kind) == op:
                 raise ConfigError(
@@ -96,8 +105,9 @@ def distill(
                     f"Set loss={'binary' if kind == 'kl' else 'kl'!r}."
                 )
         losses[name] = TeacherLoss(kind, config.temperature, own[name], name)
+    made = _Distillation(student, frozen, teachers, losses, config)
     end_distillation(student)
-    _Distillation(student, frozen, teachers, losses, config).install()
+    made.install()
     named = " and ".join(each.name for each in teachers)
     weight, heat = f"weight {config.weight:g}", f"temperature {config.temperature:g}"
     details = {name: [f"from {named}", *([] if kind == "mse" else [heat]), weight] for name, kind in kinds.items()}
@@ -141,11 +151,11 @@ class _Distillation:
         self._student, self._frozen, self._teachers = student, frozen, teachers
         self._losses, self._weight, self._pairs = losses, config.weight, config.features
         self._distances = [FeatureDistance(pair.loss, pair.student) for pair in config.features]
-        self._watched: Watched | None = None
+        self._watched = Watched(student, [pair.student for pair in self._pairs]) if self._pairs else None
 
     def install(self) -> None:
-        if self._pairs:
-            self._watched = Watched(self._student, [pair.student for pair in self._pairs])
+        if self._watched is not None:
+            self._watched.install()
         wrap(self._student, self._compute_loss, METHOD)
         forget(self._student)
 
@@ -161,14 +171,21 @@ class _Distillation:
         student = self._student
 
         def of_labels() -> Any:
-            return type(student).compute_loss(student, x, y, y_pred, sample_weight, training)
+            own = type(student).compute_loss
+            more = {"training": training} if "training" in inspect.signature(own).parameters else {}
+            return own(student, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **more)
 
         if not training or not self._weight:
             return of_labels()
+        if x is None:
+            raise ConfigError(
+                "compute_loss must be given x, for the teacher. Received: x=None, from the train_step of "
+                f"{type(student).__name__}. Pass x=x there."
+            )
         of_teacher = self._of_teacher(x, y_pred, sample_weight)
         for loss in student.losses:  # regularization does not depend on who teaches
-            of_teacher += ops.cast(ops.sum(loss), of_teacher.dtype)
-        if student.loss is None:
+            of_teacher += ops.cast(added_loss(student, loss), of_teacher.dtype)
+        if student.loss is None and type(student).compute_loss is keras.Model.compute_loss:
             return of_teacher
         return (1 - self._weight) * of_labels() + self._weight * of_teacher
 
@@ -187,7 +204,8 @@ class _Distillation:
             of_examples = sample_weight if _is_of_examples(sample_weight) else None
             parts = zip(self._pairs, self._distances, answers[0][1], self._watched.features(), strict=True)
             for pair, distance, other, own in parts:
-                total += pair.weight * distance(ops.cast(other, "float32"), ops.cast(own, "float32"), of_examples)
+                own = tf.identity(ops.cast(own, "float32"))  # without its mask, which is that of single places
+                total += pair.weight * distance(ops.cast(other, "float32"), own, of_examples)
         return total
 
 

@@ -38,7 +38,7 @@ class FeatureDistance(keras.losses.Loss):
         if self.kind == "attention":
             y_true, y_pred = _attention(y_true), _attention(y_pred)
         if self.kind == "cosine":
-            similarity = ops.sum(ops.normalize(y_true, axis=-1) * ops.normalize(y_pred, axis=-1), axis=-1)
+            similarity = ops.sum(_unit(y_true) * _unit(y_pred), axis=-1)
             return 1 - _mean_of_each(similarity)
         return _mean_of_each(ops.square(y_true - y_pred))
 
@@ -69,6 +69,10 @@ def output_of(model: Any, layer: str, role: str) -> Any:
     names = [each.name for each in model.layers]
     if layer not in names:
         raise unknown_name(f"layer of the {role}", layer, names)
+    if isinstance(model.get_layer(layer), keras.Model):
+        raise ConfigError(
+            f"A layer in features must not be a model. Received: {layer!r} of the {role}. Name another layer."
+        )
     found = model.get_layer(layer).output
     if isinstance(found, list | tuple | dict):
         raise ConfigError(
@@ -89,7 +93,10 @@ class Watched:
         self._count = len(layers)
         self._graph = keras.Model(model.input, {"outputs": model.output, "features": outputs})
         self._kept = threading.local()  # a strategy traces each replica in its own thread
-        wrap(model, self._call, CALL)
+        self._model = model
+
+    def install(self) -> None:
+        wrap(self._model, self._call, CALL)
 
     def _call(self, name: str, inputs: Any, training: Any = None, mask: Any = None) -> Any:
         found = self._graph.call(inputs, training=training, mask=mask)
@@ -98,13 +105,23 @@ class Watched:
 
     def features(self) -> list[Any]:
         """Returns the outputs of the layers in the last call of this thread."""
+        if not hasattr(self._kept, "features"):
+            raise ConfigError(
+                "features need a step that calls the whole model. Received: a pipeline over devices, or a train_step "
+                "of the model's own. Leave features out."
+            )
         kept: Mapping[str, Any] = self._kept.features
         return [kept[f"feature_{place}"] for place in range(self._count)]
 
 
 def _attention(outputs: Any) -> Any:
     places = ops.mean(ops.square(outputs), axis=-1)
-    return ops.normalize(ops.reshape(places, (ops.shape(places)[0], -1)), axis=-1)
+    return _unit(ops.reshape(places, (ops.shape(places)[0], -1)))
+
+
+def _unit(values: Any) -> Any:
+    """Returns vectors of length 1. ops.normalize has no gradient at 0 under XLA."""
+    return values * ops.rsqrt(ops.maximum(ops.sum(ops.square(values), axis=-1, keepdims=True), 1e-12))
 
 
 def _mean_of_each(values: Any) -> Any:

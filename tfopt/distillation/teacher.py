@@ -13,7 +13,7 @@ import tensorflow as tf
 from tfopt.distillation.features import output_of
 from tfopt.errors import ConfigError
 from tfopt.graph import FrozenGraph
-from tfopt.graph.frozen import output_ops
+from tfopt.graph.frozen import output_ops, signature_name
 from tfopt.graph.source import load_keras
 from tfopt.graph.unfolded import freeze_unfolded
 
@@ -75,9 +75,22 @@ def _with_features(model: keras.Model, features: Mapping[str, Any]) -> keras.Mod
 
 def inputs_by_name(x: Any, student: FrozenGraph) -> dict[str, Any]:
     """Returns the inputs of a batch by name: those of a dict, or in the model's order."""
-    if isinstance(x, Mapping) and student.inputs.keys() <= x.keys():
-        return {name: x[name] for name in student.inputs}
-    return dict(zip(student.inputs, keras.tree.flatten(x), strict=False))
+    named = {signature_name(str(key)): value for key, value in x.items()} if isinstance(x, Mapping) else {}
+    in_order = (
+        named
+        if student.inputs.keys() <= named.keys()
+        else dict(zip(student.inputs, keras.tree.flatten(x), strict=False))
+    )
+    return {name: _of_rank(in_order[name], spec.shape) for name, spec in student.inputs.items()}
+
+
+def _of_rank(value: Any, shape: tf.TensorShape) -> Any:
+    """Returns an input with or without a last axis of size 1, which Keras adds and leaves out as the model needs it."""
+    if shape.rank and value.shape.rank == shape.rank - 1 and shape[-1] == 1:
+        return tf.expand_dims(value, -1)
+    if shape.rank and value.shape.rank == shape.rank + 1 and value.shape[-1] == 1:
+        return tf.squeeze(value, -1)
+    return value
 
 
 def _matched(student: FrozenGraph, teacher: FrozenGraph, kind: str) -> dict[str, str]:

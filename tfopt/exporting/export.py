@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -37,6 +37,7 @@ from tfopt.exporting.verification.threads import measure_threads
 from tfopt.exporting.verification.written import check_written
 from tfopt.graph.frozen import free_graphs
 from tfopt.quantization import QuantizedModel, quantize
+from tfopt.quantization.keras_methods import KerasQuantized
 from tfopt.report import PassReport, Record, ServingTimes
 from tfopt.settings.validation import check_type, check_value
 
@@ -204,16 +205,30 @@ def export_formats(
     configs = {name: config.of_format(name) for name in check_value("formats", tuple(formats), Formats)}
     for name in configs:
         FORMATS[name].check_packages()
-        check_target(Path(directory, name).resolve())
-    if config.precision == "int8" and not isinstance(model, QuantizedModel):
+        target = Path(directory, name).resolve()
+        check_target(target)
+        if isinstance(model, (str, Path)) and Path(model).resolve() == target:
+            raise ConfigError(
+                f"directory must not hold the model that is exported. Received: {str(model)!r}, which format {name!r} "
+                "would replace. Choose another directory."
+            )
+    for key, value in (("calibration_data", calibration_data), ("evaluation_data", evaluation_data)):
+        if isinstance(value, Iterator):
+            raise ConfigError(
+                f"{key} is read for each format. Received: an iterator, which is used up after the first one. Pass an "
+                "array, a list of batches or a tf.data.Dataset."
+            )
+    if config.precision == "int8" and not isinstance(model, (QuantizedModel, KerasQuantized)):
         _refuse_quantized(model)
-        model = quantize(
+        quantized = quantize(
             model,
             config.quantization,
             calibration_data=calibration_data,
             evaluation_data=evaluation_data,
             trusted=config.trusted,
         )
+        # Of a tf_keras model without data it is one to train: the export says what is missing.
+        model = quantized if isinstance(quantized, QuantizedModel) else model
     data = {"calibration_data": calibration_data, "evaluation_data": evaluation_data, "baseline": baseline}
     return {name: export(model, Path(directory, name), each, **data) for name, each in configs.items()}
 

@@ -33,6 +33,7 @@ from tfopt.tasks.task import TASKS, Task
 from tfopt.terminal import is_printable
 from tfopt.training import TrainingConfig
 
+NOT_KL = {"regression": "mse", "multi_label_classification": "binary"}
 QUICK_EPOCHS = 2
 QUICK_EXAMPLES = 320
 QUICK_STEPS = 10
@@ -131,6 +132,12 @@ class Recipe(Shown):
             raise ConfigError(
                 "teacher='parent' teaches the stages that train after the first one. Received: a recipe without "
                 "shrink, pruning and quantization with training. Add one, or name the file of a teacher."
+            )
+        by_kl = self.distillation is not None and self.distillation.loss == "kl"
+        if by_kl and isinstance(self.task, str) and self.task in NOT_KL:
+            raise ConfigError(
+                f"loss='kl' of distillation is for classes that exclude each other. Received: task={self.task!r}. Set "
+                f"distillation.loss={NOT_KL[self.task]!r}."
             )
         if not is_code(self.task):
             check_name("task", self.task, TASKS, or_a="a Task", accepts=lambda task: isinstance(task, Task))

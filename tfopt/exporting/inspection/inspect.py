@@ -97,7 +97,8 @@ def _model_at(path: Path) -> tuple[str, Path]:
     for name, each in READABLE.items():
         if (path / each.file).is_file():
             return name, path / each.file
-        if path.is_file() and path.suffix.lower() == Path(each.file).suffix:
+        ending = name != "saved_model" and path.suffix.lower() == Path(each.file).suffix  # a .pb may be many things
+        if path.is_file() and (path.name == each.file or ending):
             return name, path
     known = ", ".join(each.file for each in READABLE.values())
     rule = "path must be a directory that holds a model, or the model's file"
@@ -109,7 +110,9 @@ def _model_at(path: Path) -> tuple[str, Path]:
         raise ArtifactError(
             f"{rule}. Received: {path}, which holds layers and no graph. Export it: tfopt export IN OUT."
         )
-    raise ArtifactError(f"{rule}. Received: {path}, whose ending is none of .onnx, .tflite, .xml and .pb. Rename it.")
+    raise ArtifactError(
+        f"{rule}. Received: {path}, whose name is neither saved_model.pb nor ends in .onnx, .tflite or .xml. Rename it."
+    )
 
 
 def _manifest(path: Path) -> tuple[Manifest | None, tuple[str, ...]]:

@@ -43,6 +43,12 @@ def class_output(graph: FrozenGraph, config: PostprocessingConfig) -> str:
             f"softmax must be False where the model gives probabilities already. Received: softmax=True, and {name!r} "
             f"of {graph.name!r} comes from a {known}. Leave it out."
         )
+    shape = spec.shape
+    if config.softmax and (spec.dtype != tf.float32 or shape.rank in (0, 1) or (shape.rank and shape[-1] == 1)):
+        raise ConfigError(
+            f"softmax needs an output float32 [batch, ..., classes] of two classes or more. Received: {name!r} "
+            f"{spec.dtype.name} {shape} of {graph.name!r}. Leave it out; a single logit needs a sigmoid in the model."
+        )
     if config.top_k is None:
         return name
     classes = spec.shape.as_list()[1] if spec.shape.rank == 2 else None

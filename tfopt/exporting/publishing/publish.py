@@ -28,7 +28,14 @@ from tfopt.atomic.checked_json import with_checksum
 from tfopt.atomic.directories import MARK, check_target, exclusive, staged_directory
 from tfopt.errors import ConfigError
 from tfopt.exporting.formats import FORMATS, SAVED_MODEL
-from tfopt.exporting.manifest import Manifest, SignatureRecord, digests, read_intact_manifest, read_manifest
+from tfopt.exporting.manifest import (
+    MANIFEST_FORMAT,
+    Manifest,
+    SignatureRecord,
+    digests,
+    read_intact_manifest,
+    read_manifest,
+)
 from tfopt.exporting.publishing import tensorflow_serving, triton
 from tfopt.report import Change, PassReport, Record, Skip
 from tfopt.report.formatting import short_bytes
@@ -114,7 +121,7 @@ def publish(
     if manifest.model_format == SAVED_MODEL and warm_up:
         tensorflow_serving.check_package()
     model = repository.resolve() / name
-    check_target(model / "1")  # before anything is made
+    check_target(model / "0")  # before anything is made; no version has this number
     with exclusive(model):
         number = _free_number(model, version)
         _check_interface(model, manifest)
@@ -128,7 +135,9 @@ def publish(
                 shutil.copyfile(source / file, new / file)
             if manifest.model_format == SAVED_MODEL:
                 notes += tensorflow_serving.write(new, name, manifest, sizes if warm_up else ())
-            copied = replace(manifest, files=digests(new), baseline=_baseline_from(source, manifest, final))
+            baseline = _baseline_from(source, manifest, final)
+            # What was read is in the present format, whatever it was written in.
+            copied = replace(manifest, format=MANIFEST_FORMAT, files=digests(new), baseline=baseline)
             (new / MARK).write_text(json.dumps(with_checksum(copied.to_dict())), encoding="utf-8")
             notes += triton.write(model, manifest, sizes, warm_up=warm_up)
     report = PassReport(
@@ -175,11 +184,9 @@ def _check_interface(model: Path, manifest: Manifest) -> None:
 
 
 def _alike(one: SignatureRecord, other: SignatureRecord) -> bool:
-    pairs = ((one.inputs, other.inputs), (one.outputs, other.outputs))
-    return all(
-        mine.keys() == theirs.keys() and all(spec.fits(theirs[name]) for name, spec in mine.items())
-        for mine, theirs in pairs
-    )
+    # Clients send what the earlier version took. Of outputs, one version may know more sizes.
+    same = one.inputs == other.inputs and one.outputs.keys() == other.outputs.keys()
+    return same and all(spec.fits(other.outputs[name]) for name, spec in one.outputs.items())
 
 
 def _interface(signature: SignatureRecord) -> str:

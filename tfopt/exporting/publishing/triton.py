@@ -6,6 +6,7 @@ the measured number of threads. The file is about all versions of a model.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def config(name: str, manifest: Manifest, warm_up: Sequence[int], largest: int) 
     lines = [f'name: "{name}"', f'backend: "{backend}"', f"max_batch_size: {largest if joins else 0}"]
     for kind in ("input", "output"):
         specs: Mapping[str, TensorRecord] = getattr(manifest.signature, f"{kind}s")
-        tensors = (f'  {{ name: "{key}" {_tensor(spec, joins)} }}' for key, spec in specs.items())
+        tensors = (f"  {{ name: {json.dumps(key)} {_tensor(spec, joins)} }}" for key, spec in specs.items())
         lines += [f"{kind} [", ",\n".join(tensors), "]"]
     if joins:
         lines.append("dynamic_batching { }")  # without a delay: what has come while the model computed
@@ -89,11 +90,11 @@ def _kind(spec: TensorRecord) -> str:
 def _call(manifest: Manifest, batch_size: int, joins: bool) -> str:
     """Returns a call with zeros, which tables of any size hold, in the sizes of the check."""
     inputs = (
-        f'  inputs {{ key: "{key}" value: {{ {_kind(spec)} dims: {_sizes(manifest.check.shapes[key], joins)} '
+        f"  inputs {{ key: {json.dumps(key)} value: {{ {_kind(spec)} dims: {_sizes(manifest.check.shapes[key], joins)} "
         "zero_data: true } }"
         for key, spec in manifest.signature.inputs.items()
     )
-    size = f" batch_size: {batch_size}" if joins else ""
+    size = f" batch_size: {batch_size if joins else 1}"  # Triton leaves out a call without it
     return "\n".join([f'model_warmup {{ name: "{words([batch_size])}"{size}', *inputs, "}"])
 
 

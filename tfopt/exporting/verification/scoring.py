@@ -209,5 +209,5 @@ def _join(batches: list[Any], specs: Mapping[str, TensorRecord]) -> dict[str, np
 
 def _part(values: Any, name: str, position: int) -> np.ndarray:
     if isinstance(values, dict):
-        return np.asarray({signature_name(key): value for key, value in values.items()}[name])
+        return np.asarray({**{signature_name(str(key)): value for key, value in values.items()}, **values}[name])
     return np.asarray(values[position] if isinstance(values, (tuple, list)) else [values][position])

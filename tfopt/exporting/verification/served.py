@@ -68,7 +68,9 @@ class Runner:
                 self.cold["first_call_ms"] = (time.perf_counter() - started) * 1e3
                 self.cold["memory_peak_bytes"] = memory_peak()
             self.show_life()
-        joined: Any = {name: np.concatenate(values)[: -short or None] for name, values in parts.items()}
+        joined: Any = {
+            name: np.concatenate(list(map(np.atleast_1d, values)))[: -short or None] for name, values in parts.items()
+        }
         np.savez(outputs, **joined)
         return {}
 

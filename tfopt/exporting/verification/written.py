@@ -52,12 +52,15 @@ def check_written(directory: Path, lowered: Lowered, check: CheckRecord, file_fo
             compare(drawn, size)
             if fixed is None:
                 compare({name: value[:ALONE] for name, value in drawn.items()}, 1)
-            check = _recorded(check, process.predict(draw_inputs(specs, check), size))
+            given = draw_inputs(specs, check)  # on which the graph is known to run
+            compare(given, size)
+            check = _recorded(check, process.predict(given, size))
             if not check.errors or lowered.held_out is None:
                 return check
             held_out = {name: value[:fixed] for name, value in lowered.held_out.inputs.items()}
             compare(held_out, size)
-            measured = error_on(lowered.source, process.predict(held_out, size), lowered.source.predict(held_out))
+            exact = _computed(lowered.source, held_out, size)
+            measured = error_on(lowered.source, process.predict(held_out, size), exact)
             return replace(check, errors={**check.errors, ARTIFACT: measured})
     except ArtifactError as error:
         raise UnsupportedModelError(
@@ -120,20 +123,21 @@ def _computed(graph: FrozenGraph, inputs: Arrays, batch_size: int) -> dict[str, 
         graph.predict({name: value[start : start + batch_size] for name, value in inputs.items()})
         for start in range(0, len(next(iter(inputs.values()))), batch_size)
     ]
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return {name: np.concatenate([np.atleast_1d(part[name]) for part in parts]) for name in parts[0]}
 
 
 def _difference(found: Arrays, expected: Arrays) -> float:
-    """Returns the distance of outputs as a share of the norm of all; infinite values must be at the same places."""
-    total = distance = 0.0
+    """Returns the largest distance of an output as a share of its norm; values that are not finite must be equal."""
+    norms, distances = [], []
     for name, value in expected.items():
         one, other = (np.asarray(each, np.float64) for each in (found[name], value))
         finite = np.isfinite(other)
-        if not np.array_equal(np.isfinite(one), finite):
+        if not np.array_equal(one[~finite], other[~finite], equal_nan=True) or not np.isfinite(one[finite]).all():
             return float("inf")
-        total += float(np.sum(np.square(other[finite])))
-        distance += float(np.sum(np.square(one[finite] - other[finite])))
-    return float(np.sqrt(distance / total)) if total else float(np.sqrt(distance))
+        norms.append(float(np.linalg.norm(other[finite])))
+        distances.append(float(np.linalg.norm(one[finite] - other[finite])))
+    least = NOISE * float(np.linalg.norm(norms)) or 1.0  # an output of zeros
+    return max((each / max(norm, least) for each, norm in zip(distances, norms, strict=True)), default=0.0)
 
 
 def _noisy(inputs: Arrays) -> Arrays:

@@ -71,6 +71,7 @@ class Runtime:
         self._strategy = model.distribute_strategy
         self._compiled = compile_config(model)
         self._fit: FitCallback | None = None  # the `fit` that is running
+        self._made = False  # whether there has been a training function
         self._evaluation: CallSizes | None = None  # of the `evaluate` that is running
         # Of the loop that Keras prepares: made with its iterator, taken with the function that it asks for.
         self._prepared: CallSizes | None = None
@@ -221,6 +222,11 @@ class Runtime:
         if self.model.train_function is None or force:
             if self._when_built is not None:
                 self._when_built()
+            if self._made:  # the traces of the step hold the model as it was, such as its loss and its masks
+                self._step = self._make_step(self._step.jit_compile)
+                if isinstance(self._step, Step) and self._spec is not None:
+                    self._step.prepare(self._spec)
+            self._made = True
             self.model.train_function = self._train_function()
 
     def make_test_function(self, force: bool = False) -> None:
