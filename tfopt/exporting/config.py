@@ -132,6 +132,8 @@ class ExportConfig:
         """
         others = [setting for each in FORMATS.values() if each.name != name for setting in each.settings]
         defaults: dict[str, Any] = {setting: self.__dataclass_fields__[setting].default for setting in others}
+        if name != "saved_model" and self.postprocessing is not None:  # which alone has strings
+            defaults["postprocessing"] = replace(self.postprocessing, class_names=())
         return replace(self, format=name, **defaults)
 
     def _check_format(self) -> None:

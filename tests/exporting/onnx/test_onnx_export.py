@@ -9,10 +9,11 @@ import tensorflow as tf
 from keras import layers, ops
 
 from tfopt.errors import ConfigError, UnsupportedModelError
-from tfopt.exporting import ExportConfig, export
+from tfopt.exporting import ExportConfig, export, export_formats
 from tfopt.exporting.manifest import read_manifest
 from tfopt.exporting.paired import with_all_pairs
 from tfopt.exporting.stored_weights import encode_weights
+from tfopt.exporting.verification import written
 from tfopt.graph import GraphEditor, fold_constants, freeze
 from tfopt.quantization import QuantizationConfig, WeightOnlyConfig, quantize
 
@@ -333,3 +334,33 @@ def test_the_error_in_the_manifest_is_that_of_the_runtime(tmp_path):
     assert recorded.held_out
     (found,) = run(tmp_path / "a", {model.inputs[0].name: x[32:]}).values()
     assert recorded.errors["artifact"].max_abs == pytest.approx(np.abs(found - model(x[32:])).max(), rel=1e-4)
+
+
+def test_outputs_of_one_value_or_one_row_for_all_are_exported(tmp_path):
+    inputs = keras.Input((4,))
+    outputs = {"mean": ops.mean(inputs), "alike": ops.matmul(inputs, ops.transpose(inputs))}
+    x = examples((4,), 24)
+    export(keras.Model(inputs, outputs), tmp_path / "a", ExportConfig(format="onnx"), calibration_data=x)
+    found = run(tmp_path / "a", {inputs.name: x})
+    np.testing.assert_allclose(found["mean"], x.mean(), rtol=1e-4)
+    np.testing.assert_allclose(found["alike"], x @ x.T, atol=1e-5)
+
+
+def test_a_wrong_output_is_found_beside_a_large_one():
+    large, small = np.full(100, 300.0), np.linspace(0.1, 0.3, 5)
+    expected = {"boxes": large, "scores": small}
+    assert written._difference({"boxes": large, "scores": small * 1.0001}, expected) < 2e-4
+    assert written._difference({"boxes": large, "scores": small[::-1]}, expected) > 0.1
+    inf = {"y": np.array([1.0, np.inf])}
+    assert written._difference({"y": np.array([1.0, np.nan])}, inf) == np.inf
+    assert written._difference(inf, inf) == 0
+
+
+def test_formats_from_a_generator_or_onto_their_source_are_refused(tmp_path):
+    model, shape = one_axis()
+    config = ExportConfig(precision="int8", int8_nodes="all")
+    with pytest.raises(ConfigError, match=r"calibration_data is read for each format\. Received: an iterator"):
+        export_formats(model, tmp_path / "a", ["onnx"], config, calibration_data=iter([examples(shape)]))
+    export(model, tmp_path / "b" / "saved_model")
+    with pytest.raises(ConfigError, match="directory must not hold the model that is exported"):
+        export_formats(tmp_path / "b" / "saved_model", tmp_path / "b", ["saved_model", "onnx"])

@@ -162,6 +162,18 @@ def test_words_and_numbers_of_other_types_are_warmed_up_too(tmp_path):
         assert tf.make_ndarray(response.outputs["output_0"]).shape == (size, 2)
 
 
+def test_a_version_that_takes_fewer_sizes_is_refused_and_a_foreign_first_version_is_left(artifacts, tmp_path):
+    (tmp_path / "repository" / "mine" / "1").mkdir(parents=True)
+    (tmp_path / "repository" / "mine" / "1" / "saved_model.pb").write_bytes(b"of somebody else")
+    assert publish(artifacts / "float32", tmp_path / "repository", name="mine").version == 2
+    fixed = keras.Input((8, 8, 1), batch_size=1, name="image")
+    export(keras.Model(fixed, layers.Dense(5)(layers.Flatten()(fixed))), tmp_path / "fixed")
+    signature = read_manifest(tmp_path / "fixed").signature.inputs["image"]
+    if signature.shape[0] == 1:
+        with pytest.raises(ConfigError, match="All versions of a served model"):
+            publish(tmp_path / "fixed", tmp_path / "repository", name="mine")
+
+
 def test_a_fixed_batch_size_is_kept(tmp_path):
     serve = tf.function(lambda x: {"y": 2 * x}, input_signature=[tf.TensorSpec([4, 3], tf.float32, "x")])
     tf.saved_model.save(tf.Module(), str(tmp_path / "source"), signatures=serve.get_concrete_function())
@@ -287,7 +299,10 @@ def test_a_fixed_batch_an_open_size_and_a_single_value_in_config(artifacts, pars
     fixed = config_of({"x": ((4, 3), "float32")}, {"y": ((4, None), "string")}, {"x": (4, 3)})
     assert (fixed.max_batch_size, fixed.HasField("dynamic_batching")) == (0, False)
     assert [list(each.dims) for each in (*fixed.input, *fixed.output)] == [[4, 3], [4, -1]]
-    assert [(each.batch_size, list(each.inputs[0].value.dims)) for each in fixed.model_warmup] == [(0, [4, 3])]
+    assert [(each.batch_size, list(each.inputs[0].value.dims)) for each in fixed.model_warmup] == [(1, [4, 3])]
+    evil = 'x" dims: [1] } ] model_operations { op_library_filename: "/evil.so" } input [ { name: "y'
+    quoted = config_of({evil: ((None, 3), "float32")}, {'say "hi"': ((None, 1), "float32")}, {evil: (2, 3)})
+    assert ([each.name for each in quoted.input], quoted.output[0].name) == ([evil], 'say "hi"')
 
 
 def test_all_versions_take_and_give_the_same(artifacts, tmp_path):

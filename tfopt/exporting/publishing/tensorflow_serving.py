@@ -44,7 +44,7 @@ def write(directory: Path, name: str, manifest: Manifest, batch_sizes: Sequence[
     """Writes the files into the directory of a version. Without batch sizes nothing is warmed up."""
     if batch_sizes:
         yield _write_warm_up(directory / WARM_UP, name, manifest, batch_sizes)
-    parameters, reason = _batching(manifest)
+    parameters, reason = _batching(manifest, batch_sizes)
     if parameters:
         (directory / BATCHING).write_text(parameters, encoding="utf-8")
         yield Change(name=BATCHING, kind="TensorFlow Serving", detail=reason)
@@ -80,7 +80,7 @@ def _log(name: str, signature: str, manifest: Manifest, batch_size: int) -> Any:
     return log
 
 
-def _batching(manifest: Manifest) -> tuple[str, str]:
+def _batching(manifest: Manifest, sizes: Sequence[int]) -> tuple[str, str]:
     """Returns the settings of batches and what they do, or "" and the reason why there are none."""
     if not is_open(manifest.signature):
         return "", "the batch size is fixed"
@@ -93,6 +93,7 @@ def _batching(manifest: Manifest) -> tuple[str, str]:
     if not manifest.serving.batches_pay:
         return "", f"calls at the same time, {best.calls} of them, compute no fewer examples"
     # A batch is made of what has come while the one before was computed: no request waits for others.
-    settings = {"max_batch_size": best.batch_size, "num_batch_threads": best.calls, "batch_timeout_micros": 0}
+    most = max((best.batch_size, *sizes))  # the server refuses larger requests, those of the warm-up too
+    settings = {"max_batch_size": most, "num_batch_threads": best.calls, "batch_timeout_micros": 0}
     text = "".join(f"{key} {{ value: {value} }}\n" for key, value in settings.items())
-    return text, f"joins requests to batches of up to {best.batch_size}"
+    return text, f"joins requests to batches of up to {most}"

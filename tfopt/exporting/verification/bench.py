@@ -199,16 +199,23 @@ def _score(
 ) -> None:
     """Scores the models on labelled data, chunk by chunk."""
     known = {} if baseline.manifest is None else baseline.manifest.signature.outputs
-    ops = {name: known[name].op if name in known else None for name in baseline.loaded["outputs"]}
+    ops = {name: known[name].op if name in known else None for name in baseline.outputs}
     scoreboard = Scoreboard(metric, ops)
     done = 0
     for inputs, labels in chunks(data, baseline.specs):
         on_step(f"scoring, {done:,} examples done")
         done += len(next(iter(inputs.values())))
-        outputs = {}
+        outputs: dict[Candidate, dict[str, np.ndarray]] = {}
         for each in _running([baseline, *(other for other in found if other is not baseline)]):
             with each.noting_failure():
-                outputs[each] = each.predict(inputs, baseline)
+                own = each.predict(inputs, baseline)
+                for name, like in next(iter(outputs.values()), own).items():
+                    if own[name].size != like.size or (own[name].dtype.kind == "f" and np.isnan(own[name]).any()):
+                        raise ArtifactError(
+                            f"The outputs must be numbers, as many as those of the baseline. Received: {name!r} "
+                            f"{own[name].shape} for {like.shape}, or NaN among them."
+                        )
+                outputs[each] = own
         if not outputs:
             return
         scoreboard.add(labels, outputs, next(iter(outputs)))

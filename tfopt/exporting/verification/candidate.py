@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfopt.atomic.directories import MARK
 from tfopt.errors import ArtifactError, TfoptError
-from tfopt.exporting.formats import FORMATS, format_of, has_model
+from tfopt.exporting.formats import FORMATS, SAVED_MODEL, format_of, has_model
 from tfopt.exporting.manifest import CheckRecord, Manifest, TensorRecord, read_intact_manifest
 from tfopt.exporting.parity import draw_batch
 from tfopt.exporting.verification.inputs import (
@@ -118,6 +118,14 @@ class Candidate:
         else:
             self.specs = {name: _record(name, spec) for name, spec in self.loaded["inputs"].items()}
 
+    @property
+    def outputs(self) -> list[str]:
+        """The outputs that are scored, in the model's order; a loaded SavedModel keeps none."""
+        if self.manifest is not None:
+            return list(self.manifest.compared_outputs)
+        names = list(self.loaded["outputs"])
+        return sorted(names) if self.format in (KERAS, SAVED_MODEL) else names
+
     def choose_inputs(
         self, others: Sequence[Candidate], given: Mapping[str, np.ndarray], open_size: int | None
     ) -> None:
@@ -176,13 +184,18 @@ class Candidate:
         """Returns the outputs on the baseline's inputs, by the baseline's names; in its order where names differ."""
         names = self._names_of(baseline.specs, "data")
         fed = {names[name]: value.astype(self.specs[names[name]].numpy_dtype) for name, value in inputs.items()}
+        for name, value in inputs.items():
+            if value.dtype.kind in "iu" and not np.array_equal(fed[names[name]], value):
+                raise ArtifactError(
+                    f"data must be numbers that the input holds, {self.specs[names[name]]}. Received: {value.min()} to "
+                    f"{value.max()} for {name!r}. Score this model by itself."
+                )
         outputs = next(iter(self.processes.values())).predict(fed)
-        wanted = baseline.loaded["outputs"]
-        if len(wanted) != len(outputs):
-            raise ArtifactError(
-                f"The outputs must be as many as the baseline's, {list(wanted)}. Received: {list(outputs)}."
-            )
-        return outputs if outputs.keys() == wanted.keys() else dict(zip(wanted, outputs.values(), strict=True))
+        own, wanted = self.outputs, baseline.outputs
+        if len(wanted) != len(own):
+            raise ArtifactError(f"The outputs must be as many as the baseline's, {wanted}. Received: {own}.")
+        given = wanted if set(own) == set(wanted) else own
+        return {name: outputs[mine] for name, mine in zip(wanted, given, strict=True)}
 
     def time(self, size: int, threads: int, seconds: float, pause: float) -> list[float]:
         """Returns the milliseconds of each call of one round, which begins after a pause; none after a failure."""

@@ -42,17 +42,28 @@ class Runtime:
         started = time.perf_counter()
         self.interpreter().allocate_tensors()
         self.load_ms = (time.perf_counter() - started) * 1e3
-        ((key, names),) = self.interpreter().get_signature_list().items()
-        runner = self.interpreter().get_signature_runner(key)
-        details = {"inputs": runner.get_input_details(), "outputs": runner.get_output_details()}
-        self.places = {kind: {name: details[kind][name]["index"] for name in names[kind]} for kind in details}
-        described = {kind: {name: describe(details[kind][name]) for name in names[kind]} for kind in details}
+        details = self.details()
+        self.places = {kind: {name: each["index"] for name, each in found.items()} for kind, found in details.items()}
+        described = {kind: {name: describe(each) for name, each in found.items()} for kind, found in details.items()}
         return {
             **described,
             "runtime": f"LiteRT {version('ai-edge-litert')}",
             "threads": threads or 0,
             "devices": ["CPU"],
         }
+
+    def details(self) -> dict[str, dict[str, Any]]:
+        """Returns the inputs and outputs by name: of the one signature, or of a file without one."""
+        interpreter = self.interpreter()
+        signatures = interpreter.get_signature_list()
+        if len(signatures) > 1:
+            raise ValueError(f"it has the signatures {', '.join(signatures)}, and one can be called")
+        for key, names in signatures.items():
+            runner = interpreter.get_signature_runner(key)
+            found = {"inputs": runner.get_input_details(), "outputs": runner.get_output_details()}
+            return {kind: {name: found[kind][name] for name in names[kind]} for kind in found}
+        plain = {"inputs": interpreter.get_input_details(), "outputs": interpreter.get_output_details()}
+        return {kind: {each["name"]: each for each in found} for kind, found in plain.items()}
 
     def interpreter(self) -> Any:
         if not hasattr(self.own, "interpreter"):

@@ -57,7 +57,7 @@ def check_written(directory: Path, lowered: Lowered, check: CheckRecord, file_fo
             check = _recorded(check, process.predict(given, size))
             if not check.errors or lowered.held_out is None:
                 return check
-            held_out = {name: value[:fixed] for name, value in lowered.held_out.inputs.items()}
+            held_out = _whole_batches(lowered.held_out.inputs, size)
             compare(held_out, size)
             exact = _computed(lowered.source, held_out, size)
             measured = error_on(lowered.source, process.predict(held_out, size), exact)
@@ -67,6 +67,12 @@ def check_written(directory: Path, lowered: Lowered, check: CheckRecord, file_fo
             f"The {file_format.what} must run in its runtime. Received: {graph.name!r} ({error}). Write "
             "format='saved_model', or replace the layer."
         ) from error
+
+
+def _whole_batches(examples: Arrays, size: int) -> Arrays:
+    """Returns as many examples as fill batches, or all of too few: outputs may depend on how many are in a call."""
+    length = len(next(iter(examples.values())))
+    return {name: value[: length - length % size or length] for name, value in examples.items()}
 
 
 def _recorded(check: CheckRecord, outputs: Arrays) -> CheckRecord:
