@@ -98,6 +98,7 @@ def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Cons
             if export_dir is not None or settings.quantization is not None:
                 with console.status("trying the end of the run on the untrained model"):
                     rehearse(work, settings.quantization, exports=export_dir is not None)
+            work.try_teacher()
             for stage in ran:
                 exported = stage.run(work)
                 if export_dir is not None:  # the baseline is float32, also after pruning

@@ -136,6 +136,14 @@ class Work:
             )
         )
 
+    def try_teacher(self) -> None:
+        """Raises before any training what the recipe's teacher would raise."""
+        settings = self.recipe.distillation
+        if settings is not None:
+            teacher = freeze_unfolded(self.model) if settings.teacher == PARENT else settings.teacher
+            distill(self.model, teacher, settings.distillation())
+            end_distillation(self.model)
+
     @contextlib.contextmanager
     def _taught(self, from_scratch: bool) -> Iterator[None]:
         """Lets the model learn from the recipe's teacher. A parent is the model as the first fit has trained it."""

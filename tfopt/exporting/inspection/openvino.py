@@ -22,9 +22,11 @@ TYPES = {"f16": "float16", "f32": "float32", "f64": "float64", "bf16": "bfloat16
 DEQUANTIZES = ("Convert", "Subtract", "Multiply", "Reshape", "Transpose")
 GRIDS = ("Subtract", "Multiply")
 
+BODIES = ("TensorIterator", "Loop", "If")
+
 
 def read(path: Path, open_size: int) -> Contents:
-    """Reads the main graph, and the bodies of its loops and branches."""
+    """Reads the main graph. The bodies of loops and branches are not read, and a note says so."""
     if not path.with_suffix(WEIGHTS).is_file():
         raise ValueError(f"{path.with_suffix(WEIGHTS).name} is missing beside it")
     frontend = FrontEndManager().load_by_framework("ir")  # Core.read_model would try other formats too
@@ -97,13 +99,11 @@ def _tensor(port: Any) -> str:
 
 
 class _Graph:
-    """One graph, with its weights and those of the graphs inside of it."""
+    """One graph, with its weights."""
 
-    def __init__(self, model: Any, executions: int = 1) -> None:
+    def __init__(self, model: Any) -> None:
         self.nodes = model.get_ordered_ops()
-        self.executions = executions
         self.notes: list[str] = []
-        self.inner: list[Operator] = []
         self.integers: dict[str, str] = {}  # the type of the integers that a tensor was dequantized from
         self.weights = {each.name: each for each in self._weights()}
 
@@ -127,7 +127,7 @@ class _Graph:
         constants = [_tensor(node.output(0)) for node in self.nodes if node.get_type_name() == "Constant"]
         storage = Storage({name: [name] if name in self.weights else [] for name in constants})
         nodes = (self._node(node) for node in self.nodes if node.get_type_name() not in INTERNAL)
-        return [*map(storage.operator, nodes), *self.inner]
+        return list(map(storage.operator, nodes))
 
     def _node(self, node: Any) -> Node:
         sources = [port.get_source_output() for port in node.inputs()]
@@ -140,7 +140,6 @@ class _Graph:
             reads=[_tensor(port) for port in sources],
             writes=writes,
             multiply_adds=self._multiply_adds(node, sources),
-            executions=self.executions,
         )
 
     def _dequantizes(self, node: Any, sources: Sequence[Any], writes: Sequence[str]) -> None:
@@ -165,6 +164,9 @@ class _Graph:
         return _dtype(node.output(0))
 
     def _multiply_adds(self, node: Any, sources: Sequence[Any]) -> int | None:
+        if node.get_type_name() in BODIES:
+            self.notes.append(f"{node.get_friendly_name()}: its body, with the weights in it, is not read")
+            return None
         count = COUNTED.get(node.get_type_name())
         if count is None:
             return 0

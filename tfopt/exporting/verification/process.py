@@ -29,6 +29,7 @@ from tfopt.timing import in_turns
 
 PYTHON = sys.executable  # what runs SERVED; the tests put one here that has imported TensorFlow before
 SERVED = Path(__file__).with_name("served.py")
+NAMED = "="  # before the names of arrays in files: np.savez has arguments of its own, such as "file"
 ROUNDS = 5
 STEP_LIMIT_S = 600.0
 # The kernel ends the largest process with SIGKILL when the memory is full; containers and users use the others.
@@ -169,7 +170,7 @@ class RuntimeProcess:
         target = Path(self._directory.name, "outputs.npz")
         self._ask(do="predict", inputs=self._store(inputs), outputs=str(target), batch_size=batch_size)
         with np.load(target) as arrays:
-            return {name: arrays[name] for name in arrays.files}
+            return {name.removeprefix(NAMED): arrays[name] for name in arrays.files}
 
     def time_calls(self, inputs: Mapping[str, np.ndarray], seconds: float, at_least: int = 3) -> list[float]:
         """Times calls for about `seconds` seconds, and returns the milliseconds of each."""
@@ -184,7 +185,8 @@ class RuntimeProcess:
     def _store(self, inputs: Mapping[str, Any]) -> str:
         target = Path(self._directory.name, "inputs.npz")
         with target.open("wb") as file:
-            np.savez(file, **{self.renamed.get(name, name): plain_strings(value) for name, value in inputs.items()})
+            values = {NAMED + self.renamed.get(name, name): plain_strings(value) for name, value in inputs.items()}
+            np.savez(file, **values)
         return str(target)
 
     def _ask(self, **command: Any) -> dict[str, Any]:

@@ -23,6 +23,7 @@ if __name__ == "__main__":
 
 import numpy as np
 
+NAMED = "="  # as in process.py
 ALIVE_S = 1.0  # the time between two lines that show that the process is alive
 
 
@@ -53,7 +54,7 @@ class Runner:
 
     def predict(self, inputs: str, outputs: str, batch_size: int) -> dict[str, Any]:
         with np.load(inputs) as arrays:
-            fed = {name: arrays[name] for name in arrays.files}
+            fed = {name.removeprefix(NAMED): arrays[name] for name in arrays.files}
         length = len(next(iter(fed.values())))
         size, short = self.fixed or batch_size, -length % self.fixed if self.fixed else 0
         if short:  # the last example fills the last batch, and its further outputs are dropped
@@ -69,7 +70,8 @@ class Runner:
                 self.cold["memory_peak_bytes"] = memory_peak()
             self.show_life()
         joined: Any = {
-            name: np.concatenate(list(map(np.atleast_1d, values)))[: -short or None] for name, values in parts.items()
+            NAMED + name: np.concatenate(list(map(np.atleast_1d, values)))[: -short or None]
+            for name, values in parts.items()
         }
         np.savez(outputs, **joined)
         return {}
@@ -105,7 +107,7 @@ class Runner:
 
     def _warmed_up(self, inputs: str) -> Any:
         with np.load(inputs) as arrays:
-            batch = self.runtime.place({name: arrays[name] for name in arrays.files})
+            batch = self.runtime.place({name.removeprefix(NAMED): arrays[name] for name in arrays.files})
         for _ in range(2):
             self.runtime.call(batch)
             self.show_life()
