@@ -9,6 +9,7 @@ from scipy.special import expit, logit, softmax
 
 import tfopt
 from tfopt.distillation import DistillationConfig, FeaturePair, distill, end_distillation
+from tfopt.distillation.features import FeatureDistance
 from tfopt.distillation.losses import TeacherLoss, targets_of
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting import ExportConfig, export
@@ -370,3 +371,31 @@ def test_a_softmax_of_one_value_teaches_nothing_and_is_refused():
     one, other = (keras.Sequential([keras.Input((6,)), layers.Dense(1)]) for _ in range(2))
     with pytest.raises(ConfigError, match="loss='kl' needs two classes or more"):
         distill(one, other)
+
+
+@pytest.mark.parametrize("kind", ["attention", "cosine"])
+def test_features_that_are_all_zero_have_a_gradient_under_xla(kind):
+    zeros = tf.Variable(tf.zeros((2, 3, 4)))
+
+    @tf.function(jit_compile=True)
+    def gradient():
+        with tf.GradientTape() as tape:
+            distance = FeatureDistance(kind, "layer")(tf.ones((2, 3, 4)), tf.nn.relu(zeros))
+        return tape.gradient(distance, zeros)
+
+    assert np.isfinite(gradient()).all()
+
+
+def test_a_mask_of_places_does_not_reach_the_distance_of_whole_examples():
+    def tagger(seed):
+        keras.utils.set_random_seed(seed)
+        body = [layers.Embedding(9, 4, mask_zero=True, name="words"), layers.Dense(3)]
+        return keras.Sequential([keras.Input((5,), dtype="int32"), *body])
+
+    student, teacher = tagger(1), tagger(2)
+    x = np.array([[1, 2, 0, 0, 0], [3, 4, 5, 6, 7]])
+    pair = FeaturePair(student="words", teacher="words", loss="mse", weight=1e6)  # the outputs are small beside it
+    distill(student, teacher, DistillationConfig(weight=1.0, features=(pair,)))
+    student.compile(keras.optimizers.SGD(0.0), LABELS)
+    expected = 1e6 * np.mean((student.layers[0](x).numpy() - teacher.layers[0](x).numpy()) ** 2)
+    assert student.train_on_batch(x, np.zeros_like(x)) == pytest.approx(expected, rel=1e-3)

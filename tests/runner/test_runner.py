@@ -443,6 +443,17 @@ def test_a_parent_teaches_the_later_stages():
 def test_a_parent_needs_a_stage_after_the_first_one():
     with pytest.raises(ConfigError, match="teaches the stages that train after the first one"):
         dataclasses.replace(TRAIN_ONLY, distillation=TeacherConfig())
+    with pytest.raises(ConfigError, match=r"Received: task='regression'\. Set distillation\.loss='mse'"):
+        dataclasses.replace(TINY, task="regression", distillation=TeacherConfig())
+
+
+def test_a_teacher_that_does_not_fit_is_known_before_the_training(tmp_path):
+    keras.Sequential([keras.Input((12,)), keras.layers.Dense(5)]).save(tmp_path / "other.keras")
+    recipe = dataclasses.replace(TRAIN_ONLY, distillation=TeacherConfig(teacher=str(tmp_path / "other.keras")))
+    console = silent()
+    with pytest.raises(ConfigError, match="outputs of the shapes and dtypes"):
+        run(recipe, console=console)
+    assert "train  epoch" not in printed(console)
 
 
 @pytest.mark.slow

@@ -7,12 +7,13 @@ that of the same graph with the layers' outputs beside its own.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 from keras import ops
 
+from tfopt.compat.layers import functional_class
 from tfopt.compat.replace import wrap
 from tfopt.distillation.config import FeatureLoss, FeaturePair
 from tfopt.errors import ConfigError, UnsupportedModelError, unknown_name
@@ -45,6 +46,7 @@ class FeatureDistance(keras.losses.Loss):
 
 def check_pairs(pairs: Sequence[FeaturePair], student: Any, teacher: Any) -> None:
     """Refuses pairs of layers that do not exist, or whose outputs cannot be compared."""
+    student, teacher = graph_of(student, "student"), graph_of(teacher, "teacher")
     for pair in pairs:
         own, other = output_of(student, pair.student, "student"), output_of(teacher, pair.teacher, "teacher")
         one, two = tuple(own.shape)[1:], tuple(other.shape)[1:]
@@ -59,13 +61,25 @@ def check_pairs(pairs: Sequence[FeaturePair], student: Any, teacher: Any) -> Non
             )
 
 
-def output_of(model: Any, layer: str, role: str) -> Any:
-    """Returns the symbolic output of a layer of a functional model."""
-    if not is_graph(model):
+def graph_of(model: Any, role: str) -> keras.Model:
+    """Returns a model as a graph of its layers, which runs as the model does.
+
+    Raises:
+        UnsupportedModelError: It is no such model, or computes in a `call` of its own.
+    """
+    if isinstance(model, keras.Sequential) and model.built:
+        return keras.Model(model.inputs[0], model.outputs[0], name=model.name)
+    graph_class = functional_class()
+    if not isinstance(model, graph_class) or type(model).call is not graph_class.call:
         raise UnsupportedModelError(
-            "A model whose layers are named in features must be functional or Sequential, as a Keras model or a .keras "
-            f"file. Received: the {role}, {type(model).__name__}. Leave features out."
+            "A model whose layers are named in features must be functional or Sequential, and built, as a Keras model "
+            f"or a .keras file. Received: the {role}, {type(model).__name__}. Leave features out."
         )
+    return model
+
+
+def output_of(model: keras.Model, layer: str, role: str) -> Any:
+    """Returns the symbolic output of a layer of a graph."""
     names = [each.name for each in model.layers]
     if layer not in names:
         raise unknown_name(f"layer of the {role}", layer, names)
@@ -81,17 +95,13 @@ def output_of(model: Any, layer: str, role: str) -> Any:
     return found
 
 
-def is_graph(model: Any) -> bool:
-    return isinstance(model, keras.Model) and bool(getattr(model, "inputs", None)) and hasattr(model, "operations")
-
-
 class Watched:
     """A functional model that also keeps the outputs of some of its layers when it is called."""
 
     def __init__(self, model: keras.Model, layers: Sequence[str]) -> None:
-        outputs = {f"feature_{place}": output_of(model, name, "student") for place, name in enumerate(layers)}
-        self._count = len(layers)
-        self._graph = keras.Model(model.input, {"outputs": model.output, "features": outputs})
+        graph = graph_of(model, "student")
+        outputs = [output_of(graph, name, "student") for name in layers]
+        self._graph = keras.Model(graph.input, {"outputs": graph.output, "features": outputs})
         self._kept = threading.local()  # a strategy traces each replica in its own thread
         self._model = model
 
@@ -110,8 +120,8 @@ class Watched:
                 "features need a step that calls the whole model. Received: a pipeline over devices, or a train_step "
                 "of the model's own. Leave features out."
             )
-        kept: Mapping[str, Any] = self._kept.features
-        return [kept[f"feature_{place}"] for place in range(self._count)]
+        found: list[Any] = self._kept.features
+        return found
 
 
 def _attention(outputs: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.distillation.features import output_of
+from tfopt.distillation.features import graph_of, output_of
 from tfopt.errors import ConfigError
 from tfopt.graph import FrozenGraph
 from tfopt.graph.frozen import output_ops, signature_name
@@ -36,6 +36,7 @@ class Teacher:
     def __init__(self, model: Any, student: FrozenGraph, layers: Sequence[str] = (), *, trusted: bool) -> None:
         self._features = [f"{FEATURE}{place}" for place in range(len(layers))]
         if layers:
+            model = graph_of(model, "teacher")
             features = [output_of(model, name, "teacher") for name in layers]
             model = _with_features(model, dict(zip(self._features, features, strict=True)))
         graph = model if isinstance(model, FrozenGraph) else freeze_unfolded(model, trusted=trusted)

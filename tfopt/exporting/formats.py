@@ -144,3 +144,14 @@ def format_of(path: Path) -> FileFormat:
         if (path / each.file).is_file() or (path.is_file() and path.suffix == Path(each.file).suffix):
             return each
     return FORMATS[SAVED_MODEL]
+
+
+def files_of(path: Path) -> list[Path]:
+    """Returns the files of a model's directory, or a model's file with the weights that OpenVINO keeps beside it.
+
+    Example:
+        >>> files_of(Path("nowhere"))
+        []
+    """
+    candidates = path.rglob("*") if path.is_dir() else [path, *([path.with_suffix(".bin")] * (path.suffix == ".xml"))]
+    return sorted(file for file in candidates if file.is_file())

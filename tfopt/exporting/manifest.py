@@ -156,6 +156,11 @@ class CheckRecord(Record):
     format: int = MANIFEST_FORMAT
 
     @property
+    def compared(self) -> list[str]:
+        """The outputs that are compared and scored: all but those that choose from another one, as the best classes."""
+        return [name for name, recorded in self.outputs[SOURCE].items() if recorded.values]
+
+    @property
     def held_out(self) -> bool:
         """Whether the errors are those on examples that were not calibrated on."""
         return bool(self.errors) and not self.examples.startswith(RANDOM)
@@ -190,9 +195,8 @@ class Manifest(Record):
 
     @property
     def compared_outputs(self) -> dict[str, TensorRecord]:
-        """The outputs that are compared and scored: all but those that choose from another one, as the best classes."""
-        recorded = self.check.outputs[SOURCE]
-        return {name: spec for name, spec in self.signature.outputs.items() if recorded[name].values}
+        """The specs of the outputs that are compared and scored."""
+        return {name: spec for name, spec in self.signature.outputs.items() if name in self.check.compared}
 
     @property
     def is_float(self) -> bool:

@@ -119,9 +119,7 @@ def make_check(
             )
         scales = _scales(source, [outputs[SOURCE], *([compared[SOURCE]] if compared else [])])
         recorded[SOURCE] = {name: replace(each, scale=_short(scales[name])) for name, each in recorded[SOURCE].items()}
-        others = {kind: given for kind, given in compared.items() if kind != SOURCE}
-        usual = _scales(source, [compared[SOURCE]]) if compared else {}
-        errors = {kind: _error(given, compared[SOURCE], usual) for kind, given in others.items()}
+        errors = {kind: error_on(source, own, compared[SOURCE]) for kind, own in compared.items() if kind != SOURCE}
         if compute == "float16":
             own = errors.get(ARTIFACT) or _error(outputs[ARTIFACT], outputs[SOURCE], scales)
             warn_of_lost_digits(own.relative)

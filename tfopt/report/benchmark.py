@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tfopt.report.formatting import grouped, memory_size, score_label, short_bytes, show_score
+from tfopt.report.formatting import grouped, memory_size, score_label, short_bytes, shortened, show_score
 from tfopt.report.record import Record
 from tfopt.report.sheet import PROBLEM, Sheet, Shown, Table
 
@@ -283,15 +283,10 @@ def fitting_names(names: Sequence[str], width: int) -> dict[str, str]:
         {'mine/int8': 'mine/int8', 'a_very_long_directory/int8': 'a_ver…y/int8'}
     """
     unique = list(dict.fromkeys(names))
-    cut = {name: _cut(name, width) for name in unique}
+    cut = {name: shortened(name, width) for name in unique}
     if len(set(cut.values())) < len(unique):
-        cut = {name: _cut(f"{number} {name}", width) for number, name in enumerate(unique, start=1)}
+        cut = {name: shortened(f"{number} {name}", width) for number, name in enumerate(unique, start=1)}
     return cut
-
-
-def _cut(name: str, width: int) -> str:
-    end = width // 2
-    return name if len(name) <= width else f"{name[: width - end - 1]}…{name[-end:]}"
 
 
 def _wrapped(head: str, text: str, width: int) -> Iterator[tuple[str, str]]:

@@ -57,6 +57,19 @@ def grouped(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:.3g}"
 
 
+def shortened(text: str, longest: int) -> str:
+    """Returns a text without its middle if it is too long.
+
+    Example:
+        >>> shortened("model/block_1/conv_2/convolution", 20)
+        'model/bloc…nvolution'
+    """
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]}…{text[len(text) - (longest - half - 1) :]}"
+
+
 def duration(seconds: float) -> str:
     """Returns a duration as hours (if above 0), minutes and seconds.
 

@@ -16,7 +16,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 import tfopt
 from tfopt.cli import main
 from tfopt.errors import ArtifactError, ConfigError
-from tfopt.exporting import ExportConfig, export, inspect
+from tfopt.exporting import ExportConfig, export, formats, inspect
 
 FORMATS = ("saved_model", "keras", "onnx", "litert", "openvino")
 PRODUCTS = {
@@ -244,7 +244,7 @@ def test_what_is_no_model_is_one_line(name, tmp_path, capsys):
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("kept", [0, 40, 0.3, 0.9, 0.999])
 def test_a_truncated_file_is_one_line(name, kept, files, tmp_path, capsys):
-    file = tfopt.exporting.inspection.inspect.READABLE["saved_model" if name == "keras" else name].file
+    file = formats.FORMATS["saved_model" if name == "keras" else name].file
     shutil.copytree(files / name, tmp_path / "a")
     (tmp_path / "a" / "manifest.json").unlink(missing_ok=True)
     content = (tmp_path / "a" / file).read_bytes()

@@ -7,31 +7,14 @@ from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter
 from keras import layers, ops
 
+from tests.exporting.networks import attention, images, one_axis, sequences, upwards
+from tests.exporting.networks import examples as numbers
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting import ExportConfig, export
 from tfopt.exporting.verification.litert_only import WEIGHTED, operators, read
 from tfopt.graph import GraphEditor
 from tfopt.quantization import QuantizationConfig, quantize
 from tfopt.quantization.annotation.fusion import int8_weights
-
-
-def images():
-    inputs = keras.Input((16, 16, 3))
-    x = layers.Conv2D(8, 3, padding="same", use_bias=False)(inputs)
-    x = layers.ReLU()(layers.BatchNormalization()(x))
-    y = layers.ReLU(6.0)(layers.DepthwiseConv2D(3, padding="same")(x))
-    x = layers.MaxPooling2D()(layers.Add()([x, layers.Conv2D(8, 1)(y)]))
-    x = layers.Conv2D(12, 3, strides=2, padding="same", activation="swish")(x)
-    x = layers.Concatenate()([layers.AveragePooling2D(2)(x), layers.MaxPooling2D()(x)])
-    x = layers.GlobalAveragePooling2D()(layers.Conv2D(8, 1)(x))
-    outputs = layers.Dense(10, activation="softmax")(layers.Dense(16, activation="gelu")(x))
-    return keras.Model(inputs, outputs), (16, 16, 3)
-
-
-def sequences():
-    inputs = keras.Input((None, 8))
-    x = layers.Bidirectional(layers.LSTM(6, return_sequences=True))(inputs)
-    return keras.Model(inputs, layers.Dense(3)(layers.GRU(5)(x))), (7, 8)
 
 
 def one_loop():
@@ -45,27 +28,6 @@ def tokens():
     return keras.Model(inputs, layers.GRU(5)(layers.LSTM(6, return_sequences=True)(x))), (7,)
 
 
-def attention():
-    inputs = keras.Input((None, 16))
-    x = layers.LayerNormalization()(inputs)
-    x = layers.MultiHeadAttention(2, 8)(x, x) + inputs
-    x = layers.Dense(16)(layers.Dense(32, activation="gelu")(x))
-    return keras.Model(inputs, {"steps": x, "mean": layers.GlobalAveragePooling1D()(x)}), (9, 16)
-
-
-def one_axis():
-    inputs = keras.Input((20, 6))
-    x = layers.Conv1D(8, 3, padding="causal", dilation_rate=2, activation="relu")(inputs)
-    return keras.Model(inputs, layers.Dense(3)(layers.Flatten()(layers.Conv1D(4, 3, strides=2)(x)))), (20, 6)
-
-
-def upwards():
-    inputs = keras.Input((6, 6, 4))
-    x = layers.Conv2DTranspose(8, 3, strides=2, padding="same", activation="relu")(inputs)
-    x = layers.Conv2D(8, 3, groups=4, activation="relu")(x)
-    return keras.Model(inputs, layers.UpSampling2D()(layers.Conv2D(3, 3)(x))), (6, 6, 4)
-
-
 def products():
     inputs = keras.Input((24,))
     x = layers.Dense(32, activation="relu")(inputs)
@@ -77,10 +39,9 @@ def slow(*makes):
 
 
 def examples(model, shape, count=32):
-    generator = np.random.default_rng(0)
     if model.inputs[0].dtype == "int32":
-        return generator.integers(0, 10, (count, *shape)).astype("int32")
-    return generator.normal(size=(count, *shape)).astype("float32")
+        return np.random.default_rng(0).integers(0, 10, (count, *shape)).astype("int32")
+    return numbers(shape, count)
 
 
 def run(directory, inputs):

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
+from tests.exporting.networks import attention, examples, images, one_axis, sequences, upwards
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting import ExportConfig, export, export_formats
 from tfopt.exporting.manifest import read_manifest
@@ -17,52 +18,8 @@ from tfopt.exporting.verification import written
 from tfopt.graph import GraphEditor, fold_constants, freeze
 from tfopt.quantization import QuantizationConfig, WeightOnlyConfig, quantize
 
-
-def images():
-    inputs = keras.Input((16, 16, 3))
-    x = layers.Conv2D(8, 3, padding="same", use_bias=False)(inputs)
-    x = layers.ReLU()(layers.BatchNormalization()(x))
-    y = layers.ReLU(6.0)(layers.DepthwiseConv2D(3, padding="same")(x))
-    x = layers.MaxPooling2D()(layers.Add()([x, layers.Conv2D(8, 1)(y)]))
-    x = layers.Conv2D(12, 3, strides=2, padding="same", activation="swish")(x)
-    x = layers.Concatenate()([layers.AveragePooling2D(2)(x), layers.MaxPooling2D()(x)])
-    x = layers.GlobalAveragePooling2D()(layers.Conv2D(8, 1)(x))
-    outputs = layers.Dense(10, activation="softmax")(layers.Dense(16, activation="gelu")(x))
-    return keras.Model(inputs, outputs), (16, 16, 3)
-
-
-def sequences():
-    inputs = keras.Input((None, 8))
-    x = layers.Bidirectional(layers.LSTM(6, return_sequences=True))(inputs)
-    return keras.Model(inputs, layers.Dense(3)(layers.GRU(5)(x))), (7, 8)
-
-
-def attention():
-    inputs = keras.Input((None, 16))
-    x = layers.LayerNormalization()(inputs)
-    x = layers.MultiHeadAttention(2, 8)(x, x) + inputs
-    x = layers.Dense(16)(layers.Dense(32, activation="gelu")(x))
-    return keras.Model(inputs, {"steps": x, "mean": layers.GlobalAveragePooling1D()(x)}), (9, 16)
-
-
-def one_axis():
-    inputs = keras.Input((20, 6))
-    x = layers.Conv1D(8, 3, padding="causal", dilation_rate=2, activation="relu")(inputs)
-    return keras.Model(inputs, layers.Dense(3)(layers.Flatten()(layers.Conv1D(4, 3, strides=2)(x)))), (20, 6)
-
-
-def upwards():
-    inputs = keras.Input((6, 6, 4))
-    x = layers.Conv2DTranspose(8, 3, strides=2, padding="same", activation="relu")(inputs)
-    return keras.Model(inputs, layers.UpSampling2D()(layers.Conv2D(3, 3)(x))), (6, 6, 4)
-
-
 INPUTS = (("whole", (1,), "int32"), ("number", (3,), "float32"), ("image", (9, 9, 2), "float32"))
 MODELS = [images, sequences, attention, one_axis, upwards]
-
-
-def examples(shape, count=32):
-    return np.random.default_rng(0).normal(size=(count, *shape)).astype("float32")
 
 
 def served(directory):

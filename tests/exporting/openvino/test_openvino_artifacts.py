@@ -8,7 +8,7 @@ import openvino
 import pytest
 from keras import layers, ops
 
-from tests.exporting.onnx.test_onnx_export import attention, examples, images, one_axis, sequences, upwards
+from tests.exporting.networks import attention, examples, images, one_axis, sequences, upwards
 from tfopt.cli import main
 from tfopt.errors import ArtifactError, ConfigError, UnsupportedModelError
 from tfopt.exporting import ExportConfig, export, verify

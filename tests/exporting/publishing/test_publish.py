@@ -162,16 +162,31 @@ def test_words_and_numbers_of_other_types_are_warmed_up_too(tmp_path):
         assert tf.make_ndarray(response.outputs["output_0"]).shape == (size, 2)
 
 
-def test_a_version_that_takes_fewer_sizes_is_refused_and_a_foreign_first_version_is_left(artifacts, tmp_path):
+def test_a_version_of_somebody_else_is_left(artifacts, tmp_path):
     (tmp_path / "repository" / "mine" / "1").mkdir(parents=True)
     (tmp_path / "repository" / "mine" / "1" / "saved_model.pb").write_bytes(b"of somebody else")
     assert publish(artifacts / "float32", tmp_path / "repository", name="mine").version == 2
-    fixed = keras.Input((8, 8, 1), batch_size=1, name="image")
-    export(keras.Model(fixed, layers.Dense(5)(layers.Flatten()(fixed))), tmp_path / "fixed")
-    signature = read_manifest(tmp_path / "fixed").signature.inputs["image"]
-    if signature.shape[0] == 1:
-        with pytest.raises(ConfigError, match="All versions of a served model"):
-            publish(tmp_path / "fixed", tmp_path / "repository", name="mine")
+
+
+def test_a_version_that_takes_fewer_sizes_is_refused(tmp_path):
+    for version, shape in enumerate(((None, 4), (8, 4)), start=1):
+        network = [keras.Input(shape, name="steps"), layers.GlobalAveragePooling1D(), layers.Dense(2)]
+        export(keras.Sequential(network), tmp_path / str(version))
+    publish(tmp_path / "1", tmp_path / "repository", name="mine")
+    with pytest.raises(ConfigError, match=r"All versions of a served model.*\[None, 8, 4\].*\[None, None, 4\]"):
+        publish(tmp_path / "2", tmp_path / "repository", name="mine")
+
+
+def test_an_artifact_of_an_earlier_manifest_is_published_in_the_present_format(artifacts, tmp_path):
+    shutil.copytree(artifacts / "float32", tmp_path / "old")
+    content = read_manifest(tmp_path / "old").to_dict()
+    check = content["check"]
+    outputs = {kind: {name: each["values"] for name, each in of.items()} for kind, of in check["outputs"].items()}
+    content |= {"format": 1, "check": {"ranges": check["ranges"], "shapes": check["shapes"], **outputs}}
+    (tmp_path / "old" / "manifest.json").write_text(json.dumps(with_checksum(content)))
+    published = publish(tmp_path / "old", tmp_path / "repository", name="mine")
+    assert read_manifest(tmp_path / published.path).format == 2
+    assert publish(tmp_path / "old", tmp_path / "repository", name="mine").version == 2
 
 
 def test_a_fixed_batch_size_is_kept(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,30 +10,16 @@ from typing import Any
 
 from tfopt.atomic.directories import MARK
 from tfopt.errors import ArtifactError, ConfigError, TfoptError
-from tfopt.exporting.formats import FORMATS, SAVED_MODEL
+from tfopt.exporting.formats import FORMATS, SAVED_MODEL, files_of
 from tfopt.exporting.inspection.contents import Contents
 from tfopt.exporting.inspection.record import Inspection, NodeChoice
 from tfopt.exporting.manifest import Manifest, read_intact_manifest, read_manifest
 
 OPEN_SIZE = 128
-WEIGHTS = ".bin"  # beside an .xml file of OpenVINO
 
 
-@dataclass(frozen=True, kw_only=True)
-class Readable:
-    """A format that can be read: the file in a directory, and the packages of its reader."""
-
-    file: str
-    packages: tuple[str, ...] = ()
-
-
-READABLE = {
-    SAVED_MODEL: Readable(file=FORMATS[SAVED_MODEL].file),
-    "onnx": Readable(file=FORMATS["onnx"].file, packages=("onnx",)),
-    "litert": Readable(file="model.tflite", packages=("ai_edge_litert",)),
-    "openvino": Readable(file="model.xml", packages=("openvino",)),
-}
-"""The formats by name. The module of that name here reads each, and tfopt's extra of that name has the packages."""
+PACKAGES = {SAVED_MODEL: (), "onnx": ("onnx",), "litert": ("ai_edge_litert",), "openvino": ("openvino",)}
+"""What reads each format; tfopt's extra of its name has it. The module of the format's name here reads the file."""
 
 
 def inspect(path: str | Path, *, open_size: int = OPEN_SIZE) -> Inspection:
@@ -72,6 +57,7 @@ def inspect(path: str | Path, *, open_size: int = OPEN_SIZE) -> Inspection:
         if problems:  # they say more of an artifact
             raise ArtifactError(problems[0]) from error
         raise
+    whole = file.parent if file.name == FORMATS[SAVED_MODEL].file else given
     return Inspection(
         path=str(path),
         format=name,
@@ -82,7 +68,7 @@ def inspect(path: str | Path, *, open_size: int = OPEN_SIZE) -> Inspection:
         weights=contents.weights,
         choices=tuple(_choices(manifest.report or {})) if manifest else (),
         sizes=contents.sizes,
-        bytes_on_disk=sum(each.stat().st_size for each in _files(given, file)),
+        bytes_on_disk=sum(each.stat().st_size for each in files_of(whole)),
         versions=({"exported by": f"tfopt {manifest.tfopt}"} if manifest else {}) | dict(contents.versions),
         requires=manifest.requires if manifest else None,
         as_written=not problems if manifest or problems else None,
@@ -94,13 +80,14 @@ def inspect(path: str | Path, *, open_size: int = OPEN_SIZE) -> Inspection:
 
 def _model_at(path: Path) -> tuple[str, Path]:
     """Returns the format of the model at a path, and its file."""
-    for name, each in READABLE.items():
+    for name in PACKAGES:
+        each = FORMATS[name]
         if (path / each.file).is_file():
             return name, path / each.file
         ending = name != "saved_model" and path.suffix.lower() == Path(each.file).suffix  # a .pb may be many things
         if path.is_file() and (path.name == each.file or ending):
             return name, path
-    known = ", ".join(each.file for each in READABLE.values())
+    known = ", ".join(FORMATS[name].file for name in PACKAGES)
     rule = "path must be a directory that holds a model, or the model's file"
     if not path.exists():
         raise ArtifactError(f"{rule}. Received: {path}, which does not exist. Check the path.")
@@ -130,7 +117,7 @@ def _manifest(path: Path) -> tuple[Manifest | None, tuple[str, ...]]:
 
 
 def _read(name: str, file: Path, open_size: int) -> Contents:
-    packages = READABLE[name].packages
+    packages = PACKAGES[name]
     missing = [each for each in packages if find_spec(each) is None]
     if missing:
         raise ConfigError(
@@ -155,14 +142,3 @@ def _choices(report: Mapping[str, Any]) -> Iterator[NodeChoice]:
         yield NodeChoice(name=each["name"], kind=each["kind"], quantized=True, reason=each["detail"])
     for each in report.get("skipped", ()):
         yield NodeChoice(name=each["name"], kind=each["kind"], quantized=False, reason=each["reason"])
-
-
-def _files(given: Path, file: Path) -> Iterator[Path]:
-    """Returns the files of a model: all in its directory, or the one with the weights that lie beside it."""
-    if given.is_dir() or file.name == FORMATS[SAVED_MODEL].file:
-        directory = given if given.is_dir() else file.parent
-        yield from (each for each in directory.rglob("*") if each.is_file())
-    else:
-        yield file
-        if file.suffix == Path(READABLE["openvino"].file).suffix and file.with_suffix(WEIGHTS).is_file():
-            yield file.with_suffix(WEIGHTS)

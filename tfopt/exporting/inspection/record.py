@@ -12,7 +12,7 @@ from typing import Any
 from tfopt.exporting.inspection.contents import Operator, Weight
 from tfopt.exporting.manifest import TensorRecord
 from tfopt.report import Record
-from tfopt.report.formatting import short_bytes, short_count
+from tfopt.report.formatting import short_bytes, short_count, shortened
 from tfopt.report.sheet import PROBLEM, Sheet, Shown, Table
 
 WIDTH = 98  # a sheet indents its lines by two
@@ -213,19 +213,6 @@ class Inspection(Record, Shown):
             text = f"{len(names)} {kind}{f', {reason}' if reason else ''}: {', '.join([*shown, *more])}"
             rows.append((word, text))
         return Table(rows=list(_wrapped(rows)))
-
-
-def shortened(text: str, longest: int) -> str:
-    """Returns a text without its middle if it is too long.
-
-    Example:
-        >>> shortened("model/block_1/conv_2/convolution", 20)
-        'model/bloc…nvolution'
-    """
-    if len(text) <= longest:
-        return text
-    half = longest // 2
-    return f"{text[:half]}…{text[len(text) - (longest - half - 1) :]}"
 
 
 def _count(value: int) -> str:

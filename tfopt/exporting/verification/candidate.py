@@ -219,7 +219,8 @@ class Candidate:
         if baseline is None:
             absent["score_share"] = NO_DATA
         elif share is None:
-            absent["score_share"] = "the baseline has no score above 0"
+            reason = "could not be measured" if baseline.failure else "has no score above 0"
+            absent["score_share"] = f"the baseline {reason}"
         return BenchmarkedModel(
             name=self.name,
             path=str(self.path),

@@ -81,8 +81,8 @@ class Runtime:
                 counts[f"{name}_INT8" if in_int8 else name] += 1
         return dict(counts)
 
-    def count(self) -> dict[str, int]:
-        """Counts the weights of products and convolutions, and the zeros among them."""
+    def weights(self) -> list[Any]:
+        """Returns the weights of products and convolutions, each once."""
         model = read(self.path)
         decoded = {
             (id(subgraph), operator.outputs[0]): operator.inputs[0]
@@ -97,10 +97,7 @@ class Runtime:
                 data = model.buffers[tensor.buffer].data
                 if data is not None:
                     found[tensor.buffer] = np.frombuffer(data, STORED[tensor.type])
-        return {
-            "weights": sum(array.size for array in found.values()),
-            "zeros": int(sum(array.size - np.count_nonzero(array) for array in found.values())),
-        }
+        return list(found.values())
 
     def place(self, inputs: dict[str, Any]) -> dict[str, Any]:
         """Returns the inputs of a call as the runtime takes them."""

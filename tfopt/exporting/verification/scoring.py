@@ -62,6 +62,8 @@ class Scoreboard:
         if new_score(self._metric) is None:
             self._kept.append((labels, outputs))
             return
+        for gone in self._streamed.keys() - outputs.keys():
+            del self._streamed[gone]
         names = list(outputs[reference])
         for name, targets in by_output(labels, names).items():
             decisions = {}

@@ -47,7 +47,10 @@ class Runner:
         return self.cold
 
     def count(self) -> dict[str, int]:
-        return dict(self.runtime.count())
+        """Counts the weights of products and convolutions, and the zeros among them."""
+        arrays = list(self.runtime.weights())
+        zeros = sum(array.size - np.count_nonzero(array) for array in arrays)
+        return {"weights": sum(array.size for array in arrays), "zeros": int(zeros)}
 
     def kernels(self) -> dict[str, int]:
         return dict(self.runtime.kernels())

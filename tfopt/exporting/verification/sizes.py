@@ -1,4 +1,4 @@
-"""The files of a model, and their size as they are and packed."""
+"""The size of a model's files, as they are and packed."""
 
 from __future__ import annotations
 
@@ -6,16 +6,7 @@ import io
 import tarfile
 from pathlib import Path
 
-
-def files_of(path: Path) -> list[Path]:
-    """Returns the files of a model's directory, or a model's file with the weights that OpenVINO keeps beside it.
-
-    Example:
-        >>> files_of(Path("nowhere"))
-        []
-    """
-    candidates = path.rglob("*") if path.is_dir() else [path, *([path.with_suffix(".bin")] * (path.suffix == ".xml"))]
-    return sorted(file for file in candidates if file.is_file())
+from tfopt.exporting.formats import files_of
 
 
 def bytes_on_disk(path: Path) -> int:

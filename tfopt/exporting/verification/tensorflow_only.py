@@ -72,8 +72,9 @@ class Runtime:
             "kernels": count_kernels(self.serve),
         }
 
-    def count(self) -> dict[str, int]:
-        return count_weights(self.default)
+    def weights(self) -> list[Any]:
+        """Returns the weights of products and convolutions, each once."""
+        return weights_of(self.default)
 
     def place(self, inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
         """Returns the inputs of a call as the runtime takes them."""
@@ -164,8 +165,8 @@ def count_kernels(function: Any) -> dict[str, int]:
     return kernels
 
 
-def count_weights(function: Any) -> dict[str, int]:
-    """Counts the weights of a function's computing ops, and the zeros among them."""
+def weights_of(function: Any) -> list[Any]:
+    """Returns the weights of a function's computing ops. Those of quantized types are plain integers of their size."""
     keep_quantized(function.graph.variables)
     inlined = convert_variables_to_constants_v2(function, lower_control_flow=False)
     bodies = {body.signature.name: body for body in inlined.graph.as_graph_def().library.function}
@@ -181,8 +182,7 @@ def count_weights(function: Any) -> dict[str, int]:
                 sources[tensor.name] = tensor
     # A weight in fewer bits is counted after it has been decoded.
     weights = [value.numpy() for value in inlined.prune([], list(sources.values()))()] if sources else []
-    counts = [(array.size, array.size - np.count_nonzero(array.view(plain(array.dtype)))) for array in weights]
-    return {"weights": int(sum(size for size, _ in counts)), "zeros": int(sum(zeros for _, zeros in counts))}
+    return [array.view(plain(array.dtype)) for array in weights]
 
 
 def keep_quantized(variables: Iterable[Any]) -> None:

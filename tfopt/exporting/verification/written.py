@@ -48,7 +48,7 @@ def check_written(directory: Path, lowered: Lowered, check: CheckRecord, file_fo
     drawn = draw_inputs(specs, replace(check, shapes=shapes))
     try:
         with runs(directory)(directory) as process:
-            compare = partial(_compare, lowered, process, _compared(check))
+            compare = partial(_compare, lowered, process, check.compared)
             compare(drawn, size)
             if fixed is None:
                 compare({name: value[:ALONE] for name, value in drawn.items()}, 1)
@@ -80,11 +80,6 @@ def _recorded(check: CheckRecord, outputs: Arrays) -> CheckRecord:
     before = check.outputs[ARTIFACT]
     given = {name: record_output(outputs[name]) if each.values else each for name, each in before.items()}
     return replace(check, outputs={**check.outputs, ARTIFACT: given})
-
-
-def _compared(check: CheckRecord) -> list[str]:
-    """Returns the outputs whose values are compared; the best classes are not, since near ties may change places."""
-    return [name for name, recorded in check.outputs[ARTIFACT].items() if recorded.values]
 
 
 def _compare(lowered: Lowered, process: RuntimeProcess, names: Sequence[str], inputs: Arrays, batch_size: int) -> None:
