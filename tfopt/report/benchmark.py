@@ -280,7 +280,7 @@ def fitting_names(names: Sequence[str], width: int) -> dict[str, str]:
 
     Example:
         >>> fitting_names(["mine/int8", "a_very_long_directory/int8"], 12)
-        {'mine/int8': 'mine/int8', 'a_very_long_directory/int8': 'a_ver…y/int8'}
+        {'mine/int8': 'mine/int8', 'a_very_long_directory/int8': 'a_very…/int8'}
     """
     unique = list(dict.fromkeys(names))
     cut = {name: shortened(name, width) for name in unique}
