@@ -41,7 +41,11 @@ NETWORKS = (
     *("ResNet50", "ResNet50V2", "MobileNet", "MobileNetV2", "MobileNetV3Small"),
     *("EfficientNetV2B0", "DenseNet121", "InceptionV3", "Xception", "ConvNeXtTiny"),
 )
-TRAINED = ("digits_cnn", "resnet_cifar", "mobilenet_v3", "convnext", "vit", "lstm", "tcn", "unet")
+TRAINED = (
+    *("mlp", "digits_cnn", "resnet_cifar", "resnet50", "mobilenet_v2", "mobilenet_v3", "efficientnet_v2", "convnext"),
+    *("vit", "unet", "lstm", "tcn", "text_encoder", "gpt"),
+)  # a recipe for each builder
+QUICK = ("gpt",)  # in its quick form: its default takes a quarter of an hour
 OPEN_SIZE = 24
 
 
@@ -88,10 +92,13 @@ def train(recipe: tfopt.Recipe) -> dict[str, Any]:
     """Trains a recipe, and returns the score of each artifact and its agreement with the int8 SavedModel."""
     keras.backend.clear_session()
     with tempfile.TemporaryDirectory() as directory:
-        recipe = replace(recipe, export_dir=directory, formats=FORMATS, int8_nodes="all", forms={})
+        if recipe.name in QUICK:
+            recipe = recipe.form("quick")
+        recipe = replace(recipe, pruning=None, export_dir=directory, formats=FORMATS, int8_nodes="all", forms={})
         result = tfopt.run(recipe, console=Console(quiet=True))
         examples = recipe.data.load()
-        x = np.concatenate([np.asarray(batch) for batch, _ in examples.batches("test", 64)]).astype("float32")
+        x = np.concatenate([np.asarray(batch) for batch, _ in examples.batches("test", 64)])
+        x = x.astype("float32") if x.dtype == np.uint8 else x
         outputs = {}
         for name in result.receipts:
             if name.startswith("int8"):

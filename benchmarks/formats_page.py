@@ -1,4 +1,4 @@
-"""The table of docs/formats.md: each model in each format."""
+"""The tables of docs/formats.md: each model in each format."""
 
 from __future__ import annotations
 
@@ -36,4 +36,34 @@ def _cell(found: dict | None) -> str:
     return f"{found['relative_error']:.2g}, {found['agreement']:.1%}"
 
 
-TABLES = {"formats": formats}
+def trained_formats() -> Table:
+    names = {
+        "int8": "SavedModel int8",
+        "int8_onnx": "ONNX int8",
+        "int8_openvino": "OpenVINO int8",
+        "int8_litert": "LiteRT int8",
+    }
+    rows = [
+        [
+            "recipe",
+            "score",
+            "float32",
+            *names.values(),
+            *(f"{name} with SavedModel int8" for name in [*names.values()][1:]),
+        ]
+    ]
+    for recipe, found in read("formats")["trained"].items():
+        scores = [found["scores"].get(name) for name in ("float32", *names)]
+        equal = [found["agreement_with_saved_model"].get(name) for name in [*names][1:]]
+        rows.append(
+            [
+                f"`{recipe}`",
+                found["score"],
+                *("" if each is None else f"{each:.4g}" for each in scores),
+                *("" if each is None else f"{each:.1%}" for each in equal),
+            ]
+        )
+    return rows
+
+
+TABLES = {"formats": formats, "trained formats": trained_formats}

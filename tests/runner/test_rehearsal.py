@@ -13,6 +13,8 @@ from rich.console import Console
 from tfopt.data import arrays
 from tfopt.data.config import DataConfig
 from tfopt.errors import ConfigError, UnsupportedModelError
+from tfopt.exporting import ExportConfig
+from tfopt.exporting.export import check_export
 from tfopt.quantization import QuantizationConfig
 from tfopt.recipe import ModelConfig, Recipe
 from tfopt.runner import run
@@ -144,3 +146,17 @@ def test_the_trial_changes_neither_the_model_nor_the_random_numbers(tmp_path, mo
         _, tried = recipe(dropping, tmp_path, QUANTIZED, export=False)
         losses.append(run(tried, console=quiet()).report.phases[0].history["loss"])
     assert losses[0] == losses[1]
+
+
+def test_int8_values_that_fade_in_an_untrained_model_end_no_run():
+    """The signal of a deep model may be some 1e-12 before it is trained, which LiteRT's steps do not hold."""
+    x = np.random.default_rng(0).random((16, 8, 8, 3), np.float32)
+    fading = keras.initializers.RandomNormal(stddev=1e-4, seed=1)
+    model = keras.Sequential(
+        [keras.Input((8, 8, 3))]
+        + [layers.Conv2D(8, 3, activation="relu", use_bias=False, kernel_initializer=fading) for _ in range(3)]
+        + [layers.GlobalAveragePooling2D(), layers.Dense(2, use_bias=False)]
+    )
+    config = ExportConfig(format="litert", precision="int8", int8_nodes="all")
+    check_export(model, config, x)
+    check_export(model, ExportConfig(format="litert"), x)

@@ -15,6 +15,7 @@ from typing import Any
 from tfopt.errors import TfoptWarning
 from tfopt.exporting import ExportConfig
 from tfopt.exporting.export import check_export
+from tfopt.exporting.formats import SAVED_MODEL
 from tfopt.pruning import PruningConfig, PruningSchedule, ShrinkSchedule, StructuredPruningConfig, shrink
 from tfopt.quantization import QuantizationConfig, quantize
 from tfopt.recipe import Recipe
@@ -159,12 +160,11 @@ def rehearse(work: Work, quantization: QuantizationConfig | None, *, exports: bo
     """
     sample, formats = [next(iter(work.calibration_data()))], tuple(dict.fromkeys(work.recipe.formats))
     with _unnoticed():
-        if quantization is None or quantization.training:
-            if exports:
-                for each in formats:
-                    check_export(work.model, ExportConfig(format=each), sample)
-            if quantization is None:
-                return
+        for each in formats if exports else ():
+            if quantization is None or quantization.training or each != SAVED_MODEL:
+                check_export(work.model, ExportConfig(format=each), sample)
+        if quantization is None:
+            return
         model = work.model
         small: QuantizationConfig | None = replace(quantization, **CHEAP)
         if quantization.training:
@@ -172,7 +172,7 @@ def rehearse(work: Work, quantization: QuantizationConfig | None, *, exports: bo
                 model = quantize(model, small, calibration_data=sample)
             small = None  # the ranges are in the model
         quantized = quantize(model, small, calibration_data=sample)
-        if exports:  # this has the outputs of the float model too
+        if exports:  # a SavedModel's check has the outputs of the float model too
             config = ExportConfig(precision="int8", int8_nodes="all", float_weights="int8")
             for each in formats:
                 check_export(quantized, config.of_format(each), sample)

@@ -32,8 +32,12 @@ NOISE = 1e-6  # of an input; a model that amplifies it may amplify rounding as m
 Arrays = Mapping[str, np.ndarray]
 
 
-def check_written(directory: Path, lowered: Lowered, check: CheckRecord, file_format: FileFormat) -> CheckRecord:
+def check_written(
+    directory: Path, lowered: Lowered, check: CheckRecord, file_format: FileFormat, *, values: bool = True
+) -> CheckRecord:
     """Returns the check with the outputs and the errors of what was written, in its own runtime.
+
+    Without `values` it must run and give outputs of the right shapes only.
 
     Raises:
         UnsupportedModelError: The runtime cannot run it, or computes something else than the graph.
@@ -48,7 +52,7 @@ def check_written(directory: Path, lowered: Lowered, check: CheckRecord, file_fo
     drawn = draw_inputs(specs, replace(check, shapes=shapes))
     try:
         with runs(directory)(directory) as process:
-            compare = partial(_compare, lowered, process, check.compared)
+            compare = partial(_compare, lowered, process, check.compared if values else ())
             compare(drawn, size)
             if fixed is None:
                 compare({name: value[:ALONE] for name, value in drawn.items()}, 1)
@@ -108,10 +112,13 @@ def _compare(lowered: Lowered, process: RuntimeProcess, names: Sequence[str], in
     exact = {name: value for name, value in _computed(lowered.source, inputs, batch_size).items() if name in expected}
     near = INT8_TOLERANCE + ROUNDED_AGAIN * _difference(expected, exact)
     is_near = lowered.precision == "int8" and _difference(found, exact) <= near
+    reason = "an op of the model has another meaning there"
+    if lowered.precision == "int8":
+        reason += ", or its kernels round where the model's values are small"
     if not is_near and difference > _difference(_computed(graph, _noisy(inputs), batch_size), expected):
         raise UnsupportedModelError(
             f"The {what} must compute what the model computes. Received: {graph.name!r}, whose outputs differ in "
-            f"{version} by {difference:.1e} of their norm: an op of the model has another meaning there. {_remedy()}"
+            f"{version} by {difference:.1e} of their norm: {reason}. {_remedy()}"
         )
 
 
