@@ -13,8 +13,18 @@ def blocks(page, language):
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
+INDEX = ROOT / "docs" / "index.md"  # begins as README does
+
+
+def test_the_index_has_no_python_of_its_own():
+    own = blocks(INDEX, "python")
+    assert own == blocks(ROOT / "README.md", "python")[: len(own)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=lambda page: page.name)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page, "python") and page != INDEX], ids=lambda page: page.name
+)
 def test_python_blocks_run(page, tmp_path, fresh_python):
     fresh_python("-c", "\n".join(blocks(page, "python")), imported="keras", cwd=tmp_path, check=True)
 
@@ -73,7 +83,7 @@ def test_links_lead_somewhere():
 
 
 def test_the_index_lists_every_page():
-    linked = set(re.findall(r"\]\((\w+\.md)\)", (ROOT / "docs" / "index.md").read_text()))
+    linked = set(re.findall(r"\]\((\w+\.md)\)", INDEX.read_text()))
     shown = set(re.findall(r": (\w+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
     pages = {page.name for page in (ROOT / "docs").glob("*.md")}
     assert linked | {"index.md"} == pages

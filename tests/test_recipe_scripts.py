@@ -24,6 +24,8 @@ NO_NETWORK = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PR
 OF_RESNET_CIFAR = ("resnet_sparse", "resnet_2_4", "resnet_shrunk")
 # resnet_cifar and mobilenet_v3, which are built alike, are quantized; test_architectures.py has an EfficientNet.
 WITHOUT_INT8 = (*OF_RESNET_CIFAR, "mobilenet_v2", "efficientnet_v2")
+# Those of the other networks that are built alike are pruned.
+WITHOUT_PRUNING = ("resnet50", "mobilenet_v3", "vit", "gpt", "tcn")
 
 
 def script(name):
@@ -89,7 +91,10 @@ def test_the_quick_run_exports_artifacts_that_verify(name, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     shorter = ["--epochs", "1", "--max-examples", "96", "--steps-per-execution", "1"]
     quick = RECIPES[name].form("quick")
-    shorter += ["--pruning.epochs", "1"] if quick.pruning is not None else []
+    if name in WITHOUT_PRUNING:
+        shorter.append("--no-pruning")
+    elif quick.pruning is not None:
+        shorter += ["--pruning.epochs", "1"]
     shorter += ["--steps-per-epoch", "4"] if quick.training.steps_per_epoch is not None else []
     shorter += ["--no-quantization"] if name in WITHOUT_INT8 else ["--int8-nodes", "all"]  # no kernel is timed
     shorter += ["--model.arguments", "depth=8", "width=16", "norm_momentum=0.9"] if name in OF_RESNET_CIFAR else []

@@ -1,5 +1,6 @@
 """Workers in separate processes train the same model as one device, even if one of them is killed."""
 
+import fcntl
 import json
 import os
 import signal
@@ -54,9 +55,25 @@ def assert_same_bits(found, expected):
 
 
 @pytest.fixture(scope="module")
-def launched(tmp_path_factory, fresh_python):
-    """Returns the results of all cases, and of the long training without interruption, from one launch."""
-    directory = tmp_path_factory.mktemp("results")
+def launched(tmp_path_factory, fresh_python, worker_id):
+    """Returns the results of all cases, and of the long training without interruption, from one launch.
+
+    The processes of pytest-xdist share it: each would wait a minute for one of its own.
+    """
+    if worker_id == "master":
+        return launch(tmp_path_factory.mktemp("results"), fresh_python)
+    directory = tmp_path_factory.getbasetemp().parent / "multi_worker"  # of this run of pytest
+    directory.mkdir(exist_ok=True)
+    with (directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = directory / "done"
+        if not done.exists():
+            launch(directory, fresh_python)
+            done.touch()
+    return directory
+
+
+def launch(directory, fresh_python):
     cases = {
         **EQUAL_TO_ONE_DEVICE,
         **OTHERS,
