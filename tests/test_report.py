@@ -151,6 +151,18 @@ def test_a_receipt_says_which_threads_are_best_and_what_to_tell_a_server():
     assert dataclasses.replace(SERVING, calls=both).advice[0].startswith("batch 1 and 8: tensorflow_model_server")
     slower = dataclasses.replace(SERVING, parallel_speedup=0.5, parallel_speedup_range=(0.4, 0.6))
     assert slower.advice[-1] == "many requests: join them to batches of 16 (--enable_batching)"
+    onnx, openvino, litert = (
+        dataclasses.replace(SERVING, format=each).advice for each in ("onnx", "openvino", "litert")
+    )
+    assert onnx[0] == "batch 1: SessionOptions.intra_op_num_threads = 1"
+    assert onnx[1] == "batch 8: leave the threads at ONNX Runtime's default, all cores"
+    assert "({'NUM_STREAMS': 4, 'INFERENCE_NUM_THREADS': 4}, and an infer request for each)" in openvino[-1]
+    assert litert[0] == "batch 1: leave the threads at LiteRT's default, one thread"
+    assert litert[1] == "batch 8: Interpreter(path, num_threads=4)"
+    assert "tensorflow" not in " ".join([*onnx, *openvino, *litert]).lower()
+    for runtime, form, shown in [("ONNX Runtime 1", "onnx", 3), ("ONNX Runtime 1", "saved_model", 0)]:  # of before
+        other = dataclasses.replace(receipt, runtime=runtime, serving=dataclasses.replace(SERVING, format=form))
+        assert str(other).count("  advice ") == shown
     assert json.loads(receipt.to_json())["serving"]["calls"][0]["best_threads"] == 1
     assert "threads" not in str(RECEIPT)
 

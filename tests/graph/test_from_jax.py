@@ -58,3 +58,17 @@ def test_a_layer_that_is_not_registered_is_named_with_the_remedy(tmp_path):
     file = renamed(tmp_path, dropout, '"module": null, "class_name": "MyDrop"')
     with pytest.raises(ArtifactError, match=r"Could not locate class 'MyDrop'.*Import the code that registers it"):
         freeze(file)
+
+
+def test_a_layer_of_a_package_that_is_not_installed_names_the_package(tmp_path):
+    dropout = '"module": "keras.layers", "class_name": "Dropout"'
+    file = renamed(tmp_path, dropout, '"module": "keras_cv.src.layers", "class_name": "DropPath"')
+    with pytest.raises(ArtifactError, match=r"No module named 'keras_cv'\)\. Install the package keras_cv\.$"):
+        freeze(file)
+
+
+def test_a_layer_that_is_not_registered_is_named_with_its_module(tmp_path):
+    dropout = '"module": "keras.layers", "class_name": "Dropout"'
+    file = renamed(tmp_path, dropout, '"module": "mine.layers", "class_name": "MyDrop"')
+    with pytest.raises(ArtifactError, match=r"Import the code that registers it, in mine\.layers, which must"):
+        freeze(file)

@@ -54,7 +54,8 @@ class ExportConfig:
     """Settings of the quantization, for int8 only."""
     int8_nodes: Int8Nodes = "faster"
     """Nodes that run in int8: "faster" chooses the nodes that are measured to be faster in int8 on this machine; "all"
-    chooses every node with an int8 kernel."""
+    chooses every node with an int8 kernel. Other formats than "saved_model" always have all; `tfopt bench` compares
+    them with float32."""
     float_weights: FloatWeights = "float32"
     """With int8: how the weights of nodes that compute in float32 are stored. "int8" makes the artifact as small as if
     all nodes ran in int8, and it decodes these weights once, before the first call. Nodes that the quantization

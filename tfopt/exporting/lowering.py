@@ -35,6 +35,7 @@ from tfopt.report import Change, PassReport
 
 STILL_SMALLER = "For a smaller file all the same, set float_weights='int8'; int8_nodes='all' keeps the nodes in int8"
 STORED = "weights stored in int8"  # the kind of the report's steps for nodes that compute in float32
+UNTIMED = "all nodes are in int8, because only TensorFlow's kernels are timed; compare with float32 by tfopt bench"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,9 +164,7 @@ def _with_int8(model: QuantizedModel, config: ExportConfig, sample: Mapping[str,
                 "bfloat16. Received: float_weights='int8' and compute='bfloat16'. Leave one of them out."
             )
     if config.format != "saved_model":
-        return _for_other_runtimes(
-            without_zero_points(model) if config.tensorrt else model, FORMATS[config.format].saturates
-        )
+        return _for_other_runtimes(without_zero_points(model) if config.tensorrt else model, config)
     lowered, kept_float = None, [skip.name for skip in model.report.skipped if skip.kind in WEIGHTED]
     quantized = bool(model.report.changed)
     if config.int8_nodes == "faster" and quantized:
@@ -221,19 +220,22 @@ def _with_half(report: PassReport, half: PassReport) -> PassReport:
     )
 
 
-def _for_other_runtimes(model: QuantizedModel, saturates: bool) -> Lowered:
+def _for_other_runtimes(model: QuantizedModel, config: ExportConfig) -> Lowered:
     """Returns the annotated graph: the runtime that reads it chooses its own int8 kernels."""
-    in_int8 = bool(model.report.changed)
+    in_int8, report = bool(model.report.changed), model.report
     paired = with_all_pairs(model)
     if not in_int8:
-        model.report.warn_if_unchanged()
+        report.warn_if_unchanged()
+    elif config.int8_nodes == "faster":
+        untimed = Change(name="int8_nodes", kind=FORMATS[config.format].what, detail=UNTIMED)
+        report = replace(report, notes=[*report.notes, untimed])
     return Lowered(
         source=model.source,
         graphs={DEFAULT_SIGNATURE: paired if in_int8 else model.in_float()},
         precision="int8" if in_int8 else "float32",
-        report=model.report,
+        report=report,
         held_out=model.held_out,
-        needs_vnni=saturates and may_saturate(paired),
+        needs_vnni=FORMATS[config.format].saturates and may_saturate(paired),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -242,8 +243,14 @@ def _remedy(error: BaseException) -> str:
             f"The model uses {foreign[2]} of {foreign[1]}, which TensorFlow cannot run: replace it by one of keras.ops "
             "or keras.activations, and save the model again."
         )
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        package = error.name.partition(".")[0]
+        missing = find_spec(package) is None
+        return f"Install the package {package}{'' if missing else ' in the version that wrote the file'}."
     if str(error).startswith("Could not locate"):
-        return "Import the code that registers it, which must be written with keras.ops to run in TensorFlow."
+        of_module = re.search(r"Full object config: \{'module': '([\w.]+)'", str(error))
+        where = f", in {of_module[1]}" if of_module else ""
+        return f"Import the code that registers it{where}, which must be written with keras.ops to run in TensorFlow."
     return "Save it again."
 
 

@@ -203,7 +203,8 @@ class Receipt(Record, Shown):
         }
 
     def _sheet(self) -> Sheet:
-        rows = [("advice", advice) for advice in self.serving.advice] if self.serving and self._in_tensorflow else []
+        own = self.serving if self.serving and (self.serving.format == "saved_model") == self._in_tensorflow else None
+        rows = [("advice", advice) for advice in own.advice] if own else []
         rows += [("note", note) for note in self.notes] + [(PROBLEM, problem) for problem in self.problems]
         return Sheet(title=self.artifact, tables=[pairs(self.rows()), Table(rows=rows)])
 

@@ -1,7 +1,7 @@
 """The times of an artifact on several numbers of threads, and what a server should be told for it.
 
-TensorFlow splits a kernel over the intra-op threads of its process. Their number is a setting of the process that
-serves; a SavedModel cannot hold it.
+A runtime splits a kernel over threads. Their number is a setting of the process that serves; no file of a model holds
+it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,55 @@ from dataclasses import dataclass
 from tfopt.report.formatting import grouped, speed_verdict
 from tfopt.report.record import Record
 
-IN_PYTHON = "tf.config.threading.set_intra_op_parallelism_threads"
+
+@dataclass(frozen=True, kw_only=True)
+class _Settings:
+    """How the runtime of a format is told its threads: texts for numbers of threads and of calls at the same time.
+
+    Attributes:
+        default: What it does without being told.
+        default_threads: The number of threads of that. None is one for each core.
+        single: For calls one after the other.
+        parallel: For calls at the same time. `all` is the number of the threads of all calls.
+        batches: What joins requests to batches.
+    """
+
+    default: str
+    default_threads: int | None = None
+    single: str
+    parallel: str
+    batches: str
+
+
+SETTINGS = {
+    "saved_model": _Settings(
+        default="TensorFlow's default, all cores",
+        single="tensorflow_model_server --tensorflow_intra_op_parallelism={threads}; in Python "
+        "tf.config.threading.set_intra_op_parallelism_threads({threads}) before the first op",
+        parallel="--tensorflow_intra_op_parallelism={threads} --tensorflow_inter_op_parallelism={calls}",
+        batches="--enable_batching",
+    ),
+    "onnx": _Settings(
+        default="ONNX Runtime's default, all cores",
+        single="SessionOptions.intra_op_num_threads = {threads}",
+        parallel="SessionOptions.intra_op_num_threads = {threads}; session.run in {calls} threads",
+        batches="dynamic_batching in Triton's config.pbtxt",
+    ),
+    "openvino": _Settings(
+        default="OpenVINO's default, all cores",
+        single="compile_model(..., {{'NUM_STREAMS': 1, 'INFERENCE_NUM_THREADS': {threads}}}), or the same in "
+        "--plugin_config of its Model Server",
+        parallel="{{'NUM_STREAMS': {calls}, 'INFERENCE_NUM_THREADS': {all}}}, and an infer request for each",
+        batches="in the program that calls it",
+    ),
+    "litert": _Settings(
+        default="LiteRT's default, one thread",
+        default_threads=1,
+        single="Interpreter(path, num_threads={threads})",
+        parallel="an Interpreter(path, num_threads={threads}) for each of {calls} threads",
+        batches="in the program that calls it",
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +100,7 @@ class ServingTimes(Record):
 
     Attributes:
         device: The processor that measured them.
-        cores: Number of its cores that the process could use. TensorFlow's default is one intra-op thread for each.
+        cores: Number of its cores that the process could use.
         calls: The times of calls that are made one after the other, by ascending batch size.
         parallel_calls: Number of calls that are made at the same time, each of the smallest batch size.
         parallel_threads: Number of intra-op threads of the process that computes these calls.
@@ -61,6 +109,7 @@ class ServingTimes(Record):
             the largest number of threads.
         parallel_speedup: Ratio of the two. Above 1, the calls at the same time compute more.
         parallel_speedup_range: Smallest and largest ratio of a single round. A difference within this range is noise.
+        format: The format of the artifact: "saved_model", "onnx", "openvino" or "litert".
     Example:
         >>> found = ServingTimes(
         ...     device="AMD EPYC", cores=2,
@@ -85,6 +134,7 @@ class ServingTimes(Record):
     batch_examples_per_s: float
     parallel_speedup: float
     parallel_speedup_range: tuple[float, float]
+    format: str = "saved_model"
 
     def best_threads(self, batch_size: int) -> int | None:
         """Returns the fastest number of threads for a batch size; None if it was not measured or none is faster."""
@@ -116,23 +166,23 @@ class ServingTimes(Record):
 
     @property
     def advice(self) -> list[str]:
-        """What a server should be told, in sentences with the flags of TensorFlow Serving and the call in Python."""
-        return [*self._of_single_calls(), self._of_many_requests()]
+        """What a server should be told, in sentences with the settings of the format's runtime."""
+        return [*self._of_single_calls(), self._of_many_requests()] if self.format in SETTINGS else []
 
     def _of_single_calls(self) -> Iterator[str]:
+        settings = SETTINGS[self.format]
         for best in sorted({each.best_threads for each in self.calls if each.best_threads}):
             sizes = " and ".join(str(each.batch_size) for each in self.calls if each.best_threads == best)
-            if best == self.cores:
-                yield f"batch {sizes}: leave the threads at TensorFlow's default, all cores"
+            if best == (settings.default_threads or self.cores):
+                yield f"batch {sizes}: leave the threads at {settings.default}"
             else:
-                flag = f"tensorflow_model_server --tensorflow_intra_op_parallelism={best}"
-                yield f"batch {sizes}: {flag}; in Python {IN_PYTHON}({best}) before the first op"
+                yield f"batch {sizes}: {settings.single.format(threads=best)}"
 
     def _of_many_requests(self) -> str:
-        best = self.many_requests
+        best, settings = self.many_requests, SETTINGS[self.format]
         if self.batches_pay:
-            return f"many requests: join them to batches of {best.batch_size} (--enable_batching)"
-        flags = f"--tensorflow_intra_op_parallelism={best.threads} --tensorflow_inter_op_parallelism={best.calls}"
+            return f"many requests: join them to batches of {best.batch_size} ({settings.batches})"
+        flags = settings.parallel.format(threads=best.threads, calls=best.calls, all=best.threads * best.calls)
         gain = "more examples than" if self._verdict == "faster" else "about as many examples as"
         return f"many requests: {self._parallel} ({flags}) compute {gain} {self._batched}"
 

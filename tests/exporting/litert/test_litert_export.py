@@ -140,11 +140,12 @@ def test_several_inputs_and_outputs_keep_their_names(tmp_path):
 
 
 def test_nodes_that_stay_float_keep_their_float_weights(tmp_path):
-    """The converter by itself quantizes what lies between two ranges."""
+    """The converter by itself quantizes what lies between two ranges, and multiplies weights by what follows."""
     inputs = keras.Input((6, 6, 3))
     x = layers.Conv2D(4, 3, activation="relu")(inputs)
     x = layers.Conv2D(4, 3, padding="same", activation="relu", name="kept")(x)
-    x = layers.Conv2DTranspose(4, 3, strides=2, activation="relu", name="upwards")(layers.Conv2D(4, 1)(x))
+    x = layers.Conv2DTranspose(4, 3, strides=2, name="upwards")(layers.Conv2D(4, 1)(x))
+    x = layers.ReLU()(layers.Rescaling([-3.0, 0.5, 1.0, 0.02])(x))
     model = keras.Model(inputs, layers.Conv2D(2, 1)(x))
     x = examples(model, (6, 6, 3))
     config = ExportConfig(format="litert", precision="int8", quantization=QuantizationConfig(exclude=("*kept*",)))
@@ -155,7 +156,8 @@ def test_nodes_that_stay_float_keep_their_float_weights(tmp_path):
             held.append(np.frombuffer(file.buffers[tensor.buffer].data, np.float32).reshape(tensor.shape))
     kept, upwards = (model.get_layer(name).kernel.numpy() for name in ("kept", "upwards"))
     np.testing.assert_array_equal(held[0], kept.transpose(3, 0, 1, 2))
-    np.testing.assert_array_equal(held[1], upwards.transpose(2, 0, 1, 3))
+    found = held[1] / upwards.transpose(2, 0, 1, 3)  # the factors, which equalization has changed
+    np.testing.assert_allclose(found, np.broadcast_to(found[:, :1, :1, :1], found.shape), rtol=1e-5)
     assert len(held) == 2
     (found,) = run(tmp_path / "a", named(model, [x])).values()
     reference = quantize(model, config.quantization, calibration_data=x).predict(x)
@@ -254,3 +256,34 @@ def test_a_loop_with_a_list_of_unknown_shapes_is_refused(tmp_path):
     model = keras.Model(inputs, Sums(name="sums")(inputs))
     with pytest.raises(UnsupportedModelError, match=r"Received: '.*' \(TensorListReserve of '.*sums"):
         export(model, tmp_path / "a", ExportConfig(format="litert"))
+
+
+def several_ranges():
+    """Concatenations and a maximum of results of very different ranges, which others read rounded and in float."""
+
+    def conv(x, filters, size):
+        return layers.Conv2D(filters, 1, kernel_initializer=keras.initializers.RandomNormal(stddev=size))(x)
+
+    inputs = keras.Input((8, 8, 3))
+    x = layers.ReLU()(conv(inputs, 8, 1.0))
+    joined = layers.Concatenate()([x, conv(x, 4, 30.0)])
+    again = layers.Concatenate()([conv(joined, 4, 0.001), joined, conv(x, 4, 0.1)])
+    largest = layers.Maximum()([conv(x, 16, 0.1), conv(x, 16, 10.0)])
+    normed = layers.Normalization(mean=[0.0] * 20, variance=[1.0] * 4 + [50.0] * 12 + [0.1] * 4)(again)
+    outputs = {"joined": conv(layers.ReLU()(normed), 4, 1.0), "largest": layers.Rescaling(2.0)(largest)}
+    return keras.Model(inputs, outputs), (8, 8, 3)
+
+
+def test_what_reads_several_ranges_stays_in_float(tmp_path):
+    """The converter would give all that a concatenation reads the range of the first."""
+    keras.utils.set_random_seed(1)
+    model, shape = several_ranges()
+    x = examples(model, shape)
+    quantized = quantize(model, QuantizationConfig(), calibration_data=x)
+    export(quantized, tmp_path / "a", ExportConfig(format="litert"))
+    outputs, reference = run(tmp_path / "a", named(model, [x])), quantized.graph.predict(x)
+    for name, value in outputs.items():
+        assert np.linalg.norm(value - reference[name]) <= 0.02 * np.linalg.norm(reference[name])
+    kinds = [name for _, _, name in operators(read(str(tmp_path / "a" / "model.tflite")))]
+    assert "CONCATENATION" in kinds
+    assert "FLOOR" not in kinds

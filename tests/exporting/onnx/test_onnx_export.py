@@ -15,6 +15,7 @@ from tfopt.exporting.manifest import read_manifest
 from tfopt.exporting.paired import with_all_pairs
 from tfopt.exporting.stored_weights import encode_weights
 from tfopt.exporting.verification import written
+from tfopt.exporting.verification.process import RuntimeProcess
 from tfopt.graph import GraphEditor, fold_constants, freeze
 from tfopt.quantization import QuantizationConfig, WeightOnlyConfig, quantize
 
@@ -321,3 +322,50 @@ def test_formats_from_a_generator_or_onto_their_source_are_refused(tmp_path):
     export(model, tmp_path / "b" / "saved_model")
     with pytest.raises(ConfigError, match="directory must not hold the model that is exported"):
         export_formats(tmp_path / "b" / "saved_model", tmp_path / "b", ["saved_model", "onnx"])
+
+
+def test_ops_that_onnx_lacks_are_exact_expressions(tmp_path):
+    """Also of values near 0, which 1 + x rounds away, and of those that have no logarithm."""
+    x, y = keras.Input((8,), name="x"), keras.Input((8,), name="y")
+    outputs = {
+        "log1p": ops.log1p(x),
+        "expm1": ops.expm1(y),
+        "xlogy": layers.Lambda(lambda xy: tf.math.xlogy(*xy))((x, y)),
+        "xlog1py": layers.Lambda(lambda xy: tf.math.xlog1py(*xy))((x, y)),
+        "xdivy": layers.Lambda(lambda xy: tf.math.xdivy(*xy))((y, x)),
+        "multiply": layers.Lambda(lambda xy: tf.math.multiply_no_nan(*xy))((y, x)),
+        "buckets": layers.Discretization([-1.0, 0.0, 0.5, 90.0])(y),
+        "cross": ops.cross(x[:, :3], y[:, 3:6]),
+        **{
+            side: layers.Lambda(lambda xy, side=side: tf.searchsorted(tf.sort(xy[0]), xy[1], side))((x, y))
+            for side in ("left", "right")
+        },
+    }
+    model = keras.Model([x, y], outputs)
+    values = {
+        "x": np.array([[0, -0.0, 1e-12, -3e-8, 4e-4, 0.7, 5, 3e38], [0, 0, -1, -2, np.inf, -0.999, 1, 0]], np.float32),
+        "y": np.array([[0, -0.0, 1e-12, -3e-8, 4e-4, -0.7, 5, 88], [-5, np.inf, -1, -2, np.inf, 80, 1, 9]], np.float32),
+    }
+    expected = {name: np.asarray(value) for name, value in model(values).items()}
+    with np.errstate(divide="ignore", invalid="ignore"):
+        in_double = {name: value.astype(np.float64) for name, value in values.items()}
+        exact = {"log1p": np.log1p(in_double["x"]), "expm1": np.expm1(in_double["y"])}
+    for file_format in ("onnx", "openvino"):
+        export(model, tmp_path / file_format, ExportConfig(format=file_format))
+        with RuntimeProcess(tmp_path / file_format) as process:
+            found = process.predict(values)
+        for name, value in found.items():
+            np.testing.assert_allclose(value, exact.get(name, expected[name]), rtol=1e-6, err_msg=name)
+
+
+def test_a_range_whose_values_a_loop_reads_is_kept_outside_of_it(tmp_path):
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((4, 8, 3)), layers.ConvLSTM1D(4, 3)])
+    x = examples((4, 8, 3))
+    quantized = quantize(model, QuantizationConfig(), calibration_data=x)
+    artifact = export(quantized, tmp_path / "a", ExportConfig(format="onnx", precision="int8"))
+    assert [change.kind for change in artifact.report.changed] == ["Conv2D"]
+    (note,) = [note for note in artifact.report.notes if note.name == "int8_nodes"]
+    assert "tfopt bench" in note.detail
+    (found,), (expected,) = run(tmp_path / "a", {model.inputs[0].name: x}).values(), quantized.graph.predict(x).values()
+    assert np.linalg.norm(found - expected) <= 0.02 * np.linalg.norm(expected)

@@ -8,6 +8,7 @@ It belongs to the first node that also reads what the model's inputs decide.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,9 @@ import numpy as np
 
 from tfopt.exporting.manifest import TensorRecord
 from tfopt.report import Record
+
+PRODUCT = re.compile(r"matmul|gemm|conv(?!ert)|attention|lstm|gru|rnn|svdf|einsum|dot_general|moe", re.IGNORECASE)
+BITS = {"int4": 4, "uint4": 4, "int2": 2, "uint2": 2, "float4e2m1": 4}  # of a value, where several share a byte
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,11 +44,12 @@ class Weight(Record):
     @classmethod
     def of(cls, name: str, values: np.ndarray, dtype: str = "", zero_point: int = 0) -> Weight:
         """Returns the record of an array. Quantized values are zero where they are the zero point."""
+        dtype = dtype or values.dtype.name
         return cls(
             name=name,
             shape=tuple(values.shape),
-            dtype=dtype or values.dtype.name,
-            size_bytes=values.nbytes,
+            dtype=dtype,
+            size_bytes=packed_bytes(values.size, BITS.get(dtype, 8 * values.itemsize)),
             zeros=int(values.size - np.count_nonzero(values != zero_point if zero_point else values)),
         )
 
@@ -163,6 +168,38 @@ def assumed(shape: Sequence[int | None], open_size: int) -> tuple[int, ...]:
         (1, 128, 3)
     """
     return tuple((1 if axis == 0 else open_size) if size is None else size for axis, size in enumerate(shape))
+
+
+def packed_bytes(count: int, bits: int) -> int:
+    """Returns the bytes of values of so many bits each.
+
+    Example:
+        >>> packed_bytes(5, 4)
+        3
+    """
+    return -(-count * bits // 8)
+
+
+def without_formula(kind: str) -> int | None:
+    """Returns the multiply-adds of a kind of operator that no formula is known for: None if its name is a product's.
+
+    Example:
+        >>> without_formula("QAttention"), without_formula("Convert")
+        (None, 0)
+    """
+    return None if PRODUCT.search(kind) else 0
+
+
+def attention(query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> int:
+    """Returns the multiply-adds of attention: of each query with each key, and of the weights with the values.
+
+    The shapes end with the steps and the features; those before them are the query's.
+
+    Example:
+        >>> attention((1, 2, 7, 16), (1, 2, 9, 16), (1, 2, 9, 8)) == 2 * 7 * 9 * (16 + 8)
+        True
+    """
+    return math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
 def convolution(result: Sequence[int], weights: Sequence[int], channels: int) -> int:

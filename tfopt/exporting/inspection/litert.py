@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from tfopt.exporting.inspection.contents import Contents, Node, Operator, Storage, Weight, convolution
+from tfopt.exporting.inspection.contents import Contents, Node, Operator, Storage, Weight, convolution, without_formula
 from tfopt.exporting.manifest import TensorRecord
 
 Shape = Sequence[int]
@@ -191,7 +191,7 @@ class _Graph:
             held.Init(operator.BuiltinOptions().Bytes, operator.BuiltinOptions().Pos)
             return math.prod(self.shape(writes[0])) * self.shape(reads[0])[-2 if held.AdjX() else -1]
         if count is None:
-            return 0
+            return None if kind == CUSTOM else without_formula(kind)
         try:
             shapes = [self.shape(number) if number >= 0 else () for number in reads]
             return count(shapes, self.shape(writes[0]))
@@ -208,7 +208,11 @@ COUNTED: dict[str, Callable[[Sequence[Shape], Shape], int]] = {
     "CONV_2D": lambda reads, result: convolution(result, reads[1], reads[1][0]),
     "CONV_3D": lambda reads, result: convolution(result, reads[1], reads[1][-1]),
     "DEPTHWISE_CONV_2D": lambda reads, result: convolution(result, reads[1], reads[1][-1]),
+    "CONV_3D_TRANSPOSE": lambda reads, result: convolution(reads[2], reads[1], reads[1][-1]),
     "TRANSPOSE_CONV": lambda reads, result: convolution(reads[2], reads[1], reads[1][-1]),
     "FULLY_CONNECTED": lambda reads, result: math.prod(result) * reads[1][-1],
-    "UNIDIRECTIONAL_SEQUENCE_LSTM": lambda reads, result: _recurrent(reads[:9], result),
+    "UNIDIRECTIONAL_SEQUENCE_LSTM": lambda reads, result: _recurrent([*reads[:9], *reads[16:17]], result),
+    "UNIDIRECTIONAL_SEQUENCE_RNN": lambda reads, result: _recurrent(reads[:3], result),
+    "RNN": lambda reads, result: _recurrent(reads[:3], result),
+    "SVDF": lambda reads, result: reads[0][0] * (math.prod(reads[1]) + math.prod(reads[2])),
 }

@@ -10,9 +10,23 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.inliner
 from onnx import TensorProto, helper, numpy_helper
 
-from tfopt.exporting.inspection.contents import Contents, Node, Operator, Storage, Weight, assumed, convolution
+from tfopt.exporting.inspection.contents import (
+    BITS,
+    Contents,
+    Node,
+    Operator,
+    Storage,
+    Weight,
+    assumed,
+    attention,
+    convolution,
+    packed_bytes,
+    without_formula,
+)
+from tfopt.exporting.inspection.inlined import MOST_NODES
 from tfopt.exporting.manifest import TensorRecord
 from tfopt.profiling.cost.flops import einsum_multiply_adds
 
@@ -20,6 +34,8 @@ Shape = Sequence[int]
 PAIR = ("QuantizeLinear", "DequantizeLinear")
 STORED_TYPES = ("float", "double", "bfloat", "int8", "uint8", "int4", "uint4", "int2", "uint2")
 INTERNAL = ("Constant", "Identity")
+ENDLESS = 2**31 - 1  # a loop of more rounds is one whose condition ends it
+MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
 
 
 def read(path: Path, open_size: int) -> Contents:
@@ -27,6 +43,7 @@ def read(path: Path, open_size: int) -> Contents:
     model = onnx.load(str(path), load_external_data=False)
     if not model.graph.node or not model.opset_import:
         raise ValueError("it holds no graph of ONNX")
+    model = _without_functions(model)
     graph = model.graph
     held = {each.name for each in graph.initializer}
     inputs = {each.name: _record(each) for each in graph.input if each.name not in held}
@@ -51,6 +68,31 @@ def read(path: Path, open_size: int) -> Contents:
         outside=tuple(f"weights of {each!r} touch files" for each in external if _leads_outside(each)),
         notes=(*notes, *found.notes),
     )
+
+
+def _without_functions(model: Any) -> Any:
+    """Returns a model with the nodes of its functions in place of their calls."""
+    if not model.functions:
+        return model
+    bodies = {(each.domain, each.name): each.node for each in model.functions}
+    sizes: dict[tuple[str, str], int] = {}
+
+    def size(nodes: Iterable[Any], around: tuple[tuple[str, str], ...]) -> int:
+        total = 0
+        for node in nodes:
+            key = (node.domain, node.op_type)
+            if key in around:
+                raise ValueError(f"its function {node.op_type} calls itself")
+            if key in bodies and key not in sizes:
+                sizes[key] = size(bodies[key], (*around, key))
+            total += sizes.get(key, 1)
+            inner = (body for each in node.attribute for body in ([each.g] if each.HasField("g") else each.graphs))
+            total += sum(size(body.node, around) for body in inner)
+        return total
+
+    if size(model.graph.node, ()) > MOST_NODES:
+        raise ValueError(f"its functions hold more than {MOST_NODES:,} nodes")
+    return onnx.inliner.inline_local_functions(model)
 
 
 def _opset(domain: str, version: int) -> str:
@@ -131,7 +173,8 @@ class _Graph:
             if count < 2 or name in grids or not (dtype.startswith(STORED_TYPES) or name in biases):
                 continue
             if tensor.data_location == TensorProto.EXTERNAL:
-                size = count * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+                bits = BITS.get(dtype, 8 * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize)
+                size = packed_bytes(count, bits)
                 yield Weight(name=name, shape=tuple(tensor.dims), dtype=dtype, size_bytes=size)
             else:
                 point = self.constants.get(points.get(name, ""))
@@ -189,7 +232,9 @@ class _Graph:
         if node.op_type not in ("Loop", "Scan"):
             return 1
         if node.op_type == "Loop" and node.input[0] in self.constants:
-            return int(numpy_helper.to_array(self.constants[node.input[0]]).reshape(-1)[0])
+            rounds = int(numpy_helper.to_array(self.constants[node.input[0]]).reshape(-1)[0])
+            if 0 <= rounds < ENDLESS:
+                return rounds
         scanned = next((each.i for each in node.attribute if each.name == "num_scan_inputs"), 0)
         if scanned and node.input[-1] in self.shapes:
             return int(self.shapes[node.input[-1]][0])
@@ -197,19 +242,19 @@ class _Graph:
         return 1
 
     def _multiply_adds(self, node: Any) -> int | None:
-        count = COUNTED.get(node.op_type)
+        count = COUNTED.get(f"{node.domain}.{node.op_type}", COUNTED.get(node.op_type))
         if count is None:
-            return 0
+            return without_formula(node.op_type)
         attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
         try:
-            return count(
-                [self.shapes[name] if name else () for name in node.input], self.shapes[node.output[0]], attributes
-            )
-        except (KeyError, IndexError, ZeroDivisionError):
+            reads = [self.shapes[name] if name else () for name in node.input]
+            return count(reads, self.shapes.get(node.output[0]), attributes)
+        except (KeyError, IndexError, ZeroDivisionError, TypeError):
             return None
 
 
-Counter = Callable[[Sequence[Shape], Shape, Mapping[str, Any]], int]
+Counter = Callable[[Sequence[Shape], Any, Mapping[str, Any]], int]
+"""A formula for the shapes of the inputs, that of the result (None if onnx infers none), and the attributes."""
 
 
 def _convolution(place: int) -> Counter:
@@ -228,15 +273,62 @@ def _recurrent(reads: Sequence[Shape], result: Shape, attributes: Mapping[str, A
     return reads[0][0] * reads[0][1] * (math.prod(reads[1]) + math.prod(reads[2]))
 
 
+def _with_matrix(place: int) -> Counter:
+    """Counts a product with the matrix of an input, whose result has no shape that onnx infers."""
+
+    def count(reads: Sequence[Shape], result: Shape | None, attributes: Mapping[str, Any]) -> int:
+        rows, columns = reads[place]
+        return math.prod(reads[0]) * (rows if attributes.get("transB") else columns)
+
+    return count
+
+
+def _few_bits(reads: Sequence[Shape], result: Shape | None, attributes: Mapping[str, Any]) -> int:
+    return math.prod(reads[0][:-1]) * int(attributes["K"]) * int(attributes["N"])
+
+
+def _attention(reads: Sequence[Shape], result: Shape | None, attributes: Mapping[str, Any]) -> int:
+    """Counts ONNX' attention, of heads on an axis of their own or side by side. What a cache holds is unknown."""
+    query, key, value = reads[:3]
+    if any(reads[4:6]):
+        raise IndexError
+    if len(query) == 4:
+        return attention(query, key, value)
+    heads = int(attributes["q_num_heads"])
+    return attention(query, key, (heads * value[-1] // int(attributes["kv_num_heads"]),))
+
+
+def _microsoft_attention(reads: Sequence[Shape], result: Shape | None, attributes: Mapping[str, Any]) -> int:
+    """Counts attention after the product with the weights of queries, keys and values."""
+    if any(reads[4:5]):
+        raise IndexError
+    (batch, steps, values), (_, columns) = reads[:2]
+    query, key, value = attributes.get("qkv_hidden_sizes") or [columns // 3] * 3
+    shapes = ((batch, steps, size) for size in (query, key, value))
+    return batch * steps * values * columns + attention(*shapes)
+
+
+def _microsoft_heads(reads: Sequence[Shape], result: Shape | None, attributes: Mapping[str, Any]) -> int:
+    if any(reads[6:8]) or any(len(shape) != 3 for shape in reads[:3]):
+        raise IndexError
+    return attention(*reads[:3])
+
+
 def _einsum(reads: Sequence[Shape], result: Shape, attributes: Mapping[str, Any]) -> int:
     return einsum_multiply_adds(attributes["equation"].decode().replace(" ", ""), [*reads, result])
 
 
 COUNTED: dict[str, Counter] = {
-    **dict.fromkeys(("Conv", "FusedConv", "ConvInteger"), _convolution(1)),
+    **dict.fromkeys(("Conv", "FusedConv", "ConvInteger", "DeformConv"), _convolution(1)),
     "QLinearConv": _convolution(3),
     "ConvTranspose": _transposed,
     **dict.fromkeys(("MatMul", "FusedMatMul", "Gemm", "FusedGemm", "MatMulInteger", "QLinearMatMul"), _product),
-    **dict.fromkeys(("LSTM", "GRU", "RNN"), _recurrent),
+    **dict.fromkeys(("MatMulIntegerToFloat", "DynamicQuantizeMatMul"), _with_matrix(1)),
+    "QGemm": _with_matrix(3),
+    **dict.fromkeys(("MatMulNBits", "MatMulBnb4"), _few_bits),
+    **dict.fromkeys(("LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"), _recurrent),
+    "Attention": _attention,
+    f"{MICROSOFT}.Attention": _microsoft_attention,
+    "MultiHeadAttention": _microsoft_heads,
     "Einsum": _einsum,
 }

@@ -10,7 +10,18 @@ from typing import Any
 import numpy as np
 from openvino.frontend import FrontEndManager
 
-from tfopt.exporting.inspection.contents import Contents, Node, Operator, Storage, Weight, assumed, convolution
+from tfopt.exporting.inspection.contents import (
+    Contents,
+    Node,
+    Operator,
+    Storage,
+    Weight,
+    assumed,
+    attention,
+    convolution,
+    packed_bytes,
+    without_formula,
+)
 from tfopt.exporting.manifest import TensorRecord
 from tfopt.profiling.cost.flops import einsum_multiply_adds
 
@@ -21,6 +32,8 @@ TYPES = {"f16": "float16", "f32": "float32", "f64": "float64", "bf16": "bfloat16
 # Between a product and the integers that it reads: a pair of quantize and dequantize in OpenVINO's own operations.
 DEQUANTIZES = ("Convert", "Subtract", "Multiply", "Reshape", "Transpose")
 GRIDS = ("Subtract", "Multiply")
+PACKED = ("int4", "uint4", "nf4", "uint1", "uint2", "uint3", "uint6")
+UNREAD = ("float8", "float4")  # NumPy has no such types
 
 BODIES = ("TensorIterator", "Loop", "If")
 
@@ -74,6 +87,8 @@ def _dtype(port: Any) -> str:
     name = port.get_element_type().get_type_name()
     if name in TYPES:
         return TYPES[name]
+    if name.startswith(("f8", "f4")):
+        return f"float{name[1:]}"
     return f"{'int' if name[0] == 'i' else 'uint'}{name[1:]}" if name[1:].isdecimal() else name
 
 
@@ -112,13 +127,13 @@ class _Graph:
             if node.get_type_name() != "Constant":
                 continue
             dtype, shape = _dtype(node.output(0)), _shape(node.output(0))
-            if math.prod(shape) < 2 or not dtype.startswith(("float", "bfloat", "int8", "uint8", "int4", "uint4")):
+            if math.prod(shape) < 2 or not (dtype.startswith(("float", "bfloat", "int8", "uint8")) or dtype in PACKED):
                 continue
             if all(_is_grid(reader) for reader in node.output(0).get_target_inputs()):
                 continue
             name = _tensor(node.output(0))
-            if dtype in ("int4", "uint4") or dtype.startswith("float8"):
-                size = math.prod(shape) * node.get_element_type().bitwidth // 8
+            if dtype in PACKED or dtype.startswith(UNREAD):
+                size = packed_bytes(math.prod(shape), node.get_element_type().bitwidth)
                 yield Weight(name=name, shape=shape, dtype=dtype, size_bytes=size)
             else:
                 yield Weight.of(name, np.asarray(node.get_data()).reshape(shape), dtype, _zero_point(node))
@@ -169,7 +184,7 @@ class _Graph:
             return None
         count = COUNTED.get(node.get_type_name())
         if count is None:
-            return 0
+            return without_formula(node.get_type_name())
         try:
             shapes = [_shape(port) for port in sources]
             return count(shapes, _shape(node.output(0)), node.get_attributes())
@@ -193,7 +208,9 @@ def _is_grid(reader: Any) -> bool:
 def _comes_from_integers(node: Any) -> bool:
     if node.get_type_name() == "Subtract":
         node = node.input_value(0).get_node()
-    return node.get_type_name() == "Convert" and _dtype(node.input_value(0)) in ("int8", "uint8", "int4", "uint4")
+    dtype = _dtype(node.input_value(0))
+    few_bits = dtype in ("int8", "uint8", *PACKED) or dtype.startswith(UNREAD)
+    return node.get_type_name() == "Convert" and few_bits
 
 
 def _zero_point(constant: Any) -> int:
@@ -228,6 +245,7 @@ COUNTED: dict[str, Counter] = {
     "GroupConvolutionBackpropData": lambda reads, result, _: convolution(reads[0], reads[1], reads[1][0] * reads[1][1]),
     "MatMul": lambda reads, result, has: math.prod(result) * reads[0][-2 if has.get("transpose_a") else -1],
     "Einsum": lambda reads, result, has: einsum_multiply_adds(has["equation"], [*reads, result]),
+    "ScaledDotProductAttention": lambda reads, result, _: attention(*reads[:3]),
     "LSTMSequence": _recurrent(4),
     "GRUSequence": _recurrent(3),
     "RNNSequence": _recurrent(3),

@@ -104,8 +104,13 @@ class Inspection(Record, Shown):
         """The products and convolutions whose multiply-adds are unknown."""
         return [operator for operator in self.operators if operator.multiply_adds is None]
 
+    @property
+    def not_counted(self) -> Sequence[str]:
+        """The kinds of `uncounted`."""
+        return sorted({operator.kind for operator in self.uncounted})
+
     def to_dict(self) -> dict[str, Any]:
-        totals = ("parameters", "parameter_bytes", "zeros", "multiply_adds")
+        totals = ("parameters", "parameter_bytes", "zeros", "multiply_adds", "not_counted")
         return super().to_dict() | {name: getattr(self, name) for name in totals}
 
     def bytes_of(self, operator: Operator) -> int:
@@ -137,6 +142,7 @@ class Inspection(Record, Shown):
             "files as written": states[self.as_written],
             "parameters": self._parameters(),
             "multiply-adds": self._multiply_adds(),
+            **({"not counted": ", ".join(self.not_counted)} if self.not_counted else {}),
             **({"names": f"begin with {self._prefix}, which is left out below"} if self._prefix else {}),
         }
         rows = list(facts.items())

@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfopt.exporting.inspection.contents import without_formula
 from tfopt.graph.edit import GraphDef, NodeDef, attribute, producer
 from tfopt.graph.frozen import full_name, without_weights
 from tfopt.profiling.cost.flops import COUNTED, multiply_adds
@@ -67,8 +68,10 @@ class Shapes:
     def multiply_adds(self, node: Any) -> int | None:
         """Returns the multiply-adds of a node; None if a shape is unknown."""
         operation = self.operations.get(node.name)
+        if node.op not in COUNTED:
+            return without_formula(node.op)
         if operation is None:
-            return None if node.op in COUNTED else 0
+            return None
         count = multiply_adds(operation)
         if count is None:
             for tensor in (*operation.inputs, *operation.outputs):

@@ -13,11 +13,13 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from ai_edge_litert import schema_py_generated as schema
 
 from tfopt.compat.tensorflow import converter_error
 from tfopt.errors import UnsupportedModelError
 from tfopt.exporting.config import DEFAULT_SIGNATURE
 from tfopt.exporting.litert.lists import without_lists
+from tfopt.exporting.litert.several_ranges import hold_in_float, release
 from tfopt.exporting.paired import rounded_weights
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.edit import INT32, attribute, producer
@@ -34,8 +36,8 @@ from tfopt.quantization.annotation.ranged_tensors import SHARED_RANGE_OPS
 SELECT_OPS = "TF Select ops: "  # the line of the converter's error that lists the ops without a builtin
 
 
-def convert(graph: FrozenGraph) -> bytes:
-    """Returns a graph as the content of a .tflite file, with the names of its inputs and outputs.
+def convert(graph: FrozenGraph) -> Any:
+    """Returns a graph as the model of a .tflite file, a `ModelT`, with the names of its inputs and outputs.
 
     Raises:
         UnsupportedModelError: The graph has look-up tables, or an op that no builtin operator of LiteRT computes. The
@@ -57,12 +59,14 @@ def convert(graph: FrozenGraph) -> bytes:
         if has_ranges(prepared):
             converter.optimizations = [tf.lite.Optimize.DEFAULT]
         try:
-            return bytes(converter.convert())
+            model = schema.ModelT.InitFromPackedBuf(bytes(converter.convert()), 0)
         except converter_error() as error:
             raise UnsupportedModelError(
                 f"Every op of a model in LiteRT must be one of its builtin operators. Received: {graph.name!r} "
                 f"({_reason(error)}). Write format='saved_model', or replace the layer that uses it."
             ) from error
+    release(model, prepared.graph_def)
+    return model
 
 
 def _prepared(graph: FrozenGraph) -> FrozenGraph:
@@ -80,6 +84,9 @@ def _prepared(graph: FrozenGraph) -> FrozenGraph:
         elif node.op == "StridedSlice" and (axis := _added_axis(editor, node)) is not None:
             where = editor.add_constant(f"{name}/axis", np.int32(axis))
             editor.become(name, "ExpandDims", [node.input[0], where], T=node.attr["T"], Tdim=INT32)
+    if isinstance(graph, AnnotatedGraph):
+        editor.remove_unread([*graph.output_nodes, *(spec.name for spec in graph.inputs.values())])
+        hold_in_float(editor, graph.output_nodes)
     return graph.edited(editor)
 
 

@@ -8,7 +8,7 @@ weights are known by the integers that each channel is in proportion to, and the
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -99,13 +99,32 @@ def keep_float(model: Any, graph: AnnotatedGraph, in_int8: Collection[int]) -> N
                 operators.append(operator)
                 continue
             weights = subgraph.tensors[place]
-            values, near = _values(model, weights), (0.5 + NEARLY) * weights.quantization.scale.max()
-            alike = (each.reshape(values.shape) for each in held if each.size == values.size)
-            exact = next((each for each in alike if np.abs(each - values).max() <= near), values)
-            _store(model, weights, np.asarray(exact, np.float32), TYPE.FLOAT32)
+            _store(model, weights, _before_rounding(_values(model, weights), weights.quantization, held), TYPE.FLOAT32)
             weights.quantization = None
             operators += _in_float(model, subgraph, operator)
         subgraph.operators = operators
+
+
+def _before_rounding(values: np.ndarray, grid: Any, held: Sequence[np.ndarray]) -> np.ndarray:
+    """Returns the weights that the converter rounded: those of a node, or each channel of them times a factor.
+
+    The converter multiplies weights by a factor that follows. Its step of a channel is the largest weight / 127, which
+    tells the size of the factor. Where the weights are of no node, they stay rounded.
+    """
+    rows = np.moveaxis(values, grid.quantizedDimension, 0)
+    steps = np.broadcast_to(grid.scale, len(rows)).reshape(-1, *[1] * (rows.ndim - 1))
+    near, channels = (0.5 + NEARLY) * steps, tuple(range(1, rows.ndim))
+    for each in held:
+        if each.size != values.size:
+            continue
+        exact = np.moveaxis(each.reshape(values.shape), grid.quantizedDimension, 0)
+        largest = np.abs(exact).max(axis=channels, keepdims=True)
+        signs = np.sign((exact * rows).sum(axis=channels, keepdims=True))
+        factors = signs * 127 * steps / np.where(largest, largest, 1)
+        for found in (exact, exact * factors):
+            if (np.abs(found - rows) <= near).all():
+                return np.asarray(np.moveaxis(found, 0, grid.quantizedDimension), np.float32)
+    return np.asarray(values, np.float32)
 
 
 def _in_float(model: Any, subgraph: Any, operator: Any) -> list[Any]:

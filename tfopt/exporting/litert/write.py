@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import flatbuffers
-from ai_edge_litert import schema_py_generated as schema
 
 from tfopt.exporting.config import DEFAULT_SIGNATURE, ExportConfig
 from tfopt.exporting.formats import FORMATS
@@ -22,14 +21,13 @@ IDENTIFIER = b"TFL3"
 def write(lowered: Lowered, directory: Path, config: ExportConfig) -> None:
     """Writes model.tflite."""
     graph = lowered.graphs[DEFAULT_SIGNATURE]
-    content = convert(graph)
-    model = schema.ModelT.InitFromPackedBuf(content, 0)
+    model = convert(graph)
     if isinstance(graph, AnnotatedGraph):
         keep_float(model, graph, quantize_weights(model, graph))
     elif lowered.precision == "float16":
         store_in_half(model)
     _share_buffers(model)
-    builder = flatbuffers.Builder(len(content))
+    builder = flatbuffers.Builder(1024)
     builder.Finish(model.Pack(builder), IDENTIFIER)
     (directory / FORMATS["litert"].file).write_bytes(builder.Output())
 

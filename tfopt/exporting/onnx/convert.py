@@ -1,4 +1,4 @@
-"""Converts a frozen graph to ONNX with tf2onnx. No other module uses that package.
+"""Converts a frozen graph to ONNX with tf2onnx. Beside missing_ops.py no other module uses that package.
 
 tf2onnx moves images from NHWC to NCHW. It moves the transposition of a weight into the constant, and that of an
 activation past the pair of quantize and dequantize that stands for fake quantization. So neither is left before a
@@ -19,6 +19,7 @@ import onnx
 import tensorflow as tf
 
 from tfopt.errors import UnsupportedModelError
+from tfopt.exporting.onnx.missing_ops import HANDLERS
 from tfopt.exporting.paired import rounded_weights
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.edit import dtype_attr, producer
@@ -28,7 +29,6 @@ OPSET = 18  # the newest that tf2onnx writes
 PRODUCER = "tfopt"
 SIGN_BIT = -(2**31)
 RESIZES = ("ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic")
-FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE)
 # What tf2onnx raises where it cannot convert a node.
 FAILURES = (ValueError, TypeError, LookupError, RuntimeError, AttributeError, AssertionError)
 
@@ -61,9 +61,7 @@ def convert(graph: FrozenGraph, *, signed: bool = False) -> onnx.ModelProto:
     named = dict(zip(inputs, graph.inputs, strict=True)) | dict(zip(outputs, graph.outputs, strict=True))
     handlers: dict[str, tuple[Any, list[str]]] = {
         FAKE_QUANT: (partial(_quantize_activation, signed=signed), []),
-        "Erfc": (_erfc, []),
-        "FloorDiv": (_floor_div, []),
-        "FloorMod": (_floor_mod, []),
+        **HANDLERS,
     }
     with tf.Graph().as_default() as imported, _quiet() as complaints:
         tf.graph_util.import_graph_def(prepared, name="")
@@ -77,7 +75,9 @@ def convert(graph: FrozenGraph, *, signed: bool = False) -> onnx.ModelProto:
                 tensors_to_rename=named,
             )
             _set_resized(converted, resized)
-            model = optimizer.optimize_graph(converted, catch_errors=False).make_model(graph.name)
+            model = optimizer.optimize_graph(converted, catch_errors=False, optimizers=_optimizers()).make_model(
+                graph.name
+            )
         except (*FAILURES, onnx.checker.ValidationError) as error:
             raise _not_convertible(graph, " ".join([*complaints, str(error)])) from error
     for node in all_nodes(model.graph):
@@ -198,44 +198,16 @@ def _quantize_activation(context: Any, node: Any, name: str, arguments: Sequence
     )
 
 
-def _erfc(context: Any, node: Any, name: str, arguments: Sequence[Any]) -> None:
-    """Puts 1 - erf(x) in place of the op of Keras' GELU, which ONNX does not have."""
-    shape, dtype = context.get_shape(node.output[0]), context.get_dtype(node.output[0])
-    source, result = node.input[0], node.output[0]
-    context.remove_node(node.name)
-    one = context.make_const(f"{node.name}/one", np.array(1, onnx.helper.tensor_dtype_to_np_dtype(dtype))).output[0]
-    erf = context.make_node("Erf", [source], name=f"{node.name}/erf", shapes=[shape], dtypes=[dtype])
-    context.make_node("Sub", [one, erf.output[0]], name=node.name, outputs=[result], shapes=[shape], dtypes=[dtype])
+def _optimizers() -> dict[str, Any]:
+    """Returns what tf2onnx simplifies graphs with. It fails on pairs in front of a loop that reads them inside."""
+    from tf2onnx import optimizer
+    from tf2onnx.optimizer.q_dq_optimizer import QDQOptimizer
 
+    class WithinOneGraph(QDQOptimizer):
+        def _optimize_dequantize_and_node(self, dequant_node: Any, node: Any, graph: Any) -> bool:
+            return node.graph is graph and super()._optimize_dequantize_and_node(dequant_node, node, graph)
 
-def _floor_div(context: Any, node: Any, name: str, arguments: Sequence[Any]) -> None:
-    """Rounds down, as the op says. tf2onnx divides integers towards zero."""
-    (x, y), result = node.input[:2], node.output[0]
-    shape, dtype = context.get_shape(result), context.get_dtype(result)
-    context.remove_node(node.name)
-    made = {"shapes": [shape], "dtypes": [dtype]}
-    if dtype in FLOATS:
-        whole = context.make_node("Div", [x, y], name=f"{node.name}/quotient", **made).output[0]
-        context.make_node("Floor", [whole], name=node.name, outputs=[result], **made)
-        return
-    rest = context.make_node("Mod", [x, y], name=f"{node.name}/rest", **made).output[0]  # of the divisor's sign
-    whole = context.make_node("Sub", [x, rest], name=f"{node.name}/multiple", **made).output[0]
-    context.make_node("Div", [whole, y], name=node.name, outputs=[result], **made)
-
-
-def _floor_mod(context: Any, node: Any, name: str, arguments: Sequence[Any]) -> None:
-    """Returns the rest of rounding down, which has the divisor's sign, as ONNX' Mod of integers."""
-    (x, y), result = node.input[:2], node.output[0]
-    shape, dtype = context.get_shape(result), context.get_dtype(result)
-    context.remove_node(node.name)
-    made = {"shapes": [shape], "dtypes": [dtype]}
-    if dtype not in FLOATS:
-        context.make_node("Mod", [x, y], name=node.name, outputs=[result], **made)
-        return
-    quotient = context.make_node("Div", [x, y], name=f"{node.name}/quotient", **made).output[0]
-    whole = context.make_node("Floor", [quotient], name=f"{node.name}/whole", **made).output[0]
-    multiple = context.make_node("Mul", [whole, y], name=f"{node.name}/multiple", **made).output[0]
-    context.make_node("Sub", [x, multiple], name=node.name, outputs=[result], **made)
+    return {**optimizer._get_optimizers(), "q_dq_optimizer": WithinOneGraph}
 
 
 def _set_resized(context: Any, known: Mapping[str, Sequence[int]]) -> None:

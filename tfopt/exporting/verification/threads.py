@@ -16,6 +16,7 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Ge
 
+from tfopt.exporting.formats import format_of
 from tfopt.exporting.manifest import CheckRecord, SignatureRecord
 from tfopt.exporting.parity import draw_batch
 from tfopt.exporting.verification.process import ROUNDS, alternate, runs
@@ -86,6 +87,7 @@ def measure_threads(
             batch_examples_per_s=float(np.median(batched)),
             parallel_speedup=speedup.median,
             parallel_speedup_range=(speedup.least, speedup.most),
+            format=format_of(path).name,
         ),
         "",
     )
