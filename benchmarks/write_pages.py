@@ -6,6 +6,7 @@ python benchmarks/write_pages.py
 from __future__ import annotations
 
 import architecture_page
+import clustering_page
 import efficiency_page
 import export_page
 import formats_page
@@ -22,6 +23,7 @@ from tfopt.atomic.files import write_text
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MODULES = (
     architecture_page,
+    clustering_page,
     efficiency_page,
     export_page,
     formats_page,

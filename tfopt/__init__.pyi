@@ -1,4 +1,5 @@
 from . import data, models, recipes, tasks
+from .clustering import ClusteringConfig, cluster
 from .data.config import DataConfig
 from .diagnosis.diagnose import diagnose, profile
 from .distillation import DistillationConfig, FeaturePair, distill, end_distillation
@@ -95,6 +96,8 @@ __all__ = [
     "shrink",
     "sensitivity",
     "Sensitivity",
+    "ClusteringConfig",
+    "cluster",
     "DistillationConfig",
     "FeaturePair",
     "distill",

@@ -15,7 +15,9 @@ from tfopt.quantization.config import QuantizationConfig
 from tfopt.quantization.weight_only import WeightOnlyConfig
 from tfopt.settings.validation import check_fields
 
-Precision = Literal["float32", "float16", "bfloat16", "int8", "int8_weight_only", "int4_weight_only"]
+Precision = Literal[
+    "float32", "float16", "bfloat16", "int8", "int8_weight_only", "int4_weight_only", "codebook_weight_only"
+]
 Format = Literal["saved_model", "onnx", "openvino", "litert"]
 Formats = Annotated[tuple[Format, ...], MinLen(1)]
 Compute = Literal["float32", "auto", "bfloat16", "float16"]
@@ -44,7 +46,8 @@ class ExportConfig:
     precision: Precision = "float32"
     """Precision of the artifact. "int8" runs int8 kernels and needs calibration data. The others compute in float32 and
     differ in the stored weights: "int8_weight_only" and "int4_weight_only" store integers with scales, "float16" and
-    "bfloat16" store half the bits of float32. The setting compute gives the products another type than float32."""
+    "bfloat16" store half the bits of float32, and "codebook_weight_only" stores weights that `tfopt.cluster` has
+    clustered as they are, in 4 or 8 bits. The setting compute gives the products another type than float32."""
     compute: Compute = "float32"
     """Type of the products and of what lies between them. Sums, norms, softmax, inputs and outputs stay in float32.
     "bfloat16" or "float16" belong to precision="float32" or to the same type. "auto" is bfloat16 if this machine

@@ -21,7 +21,7 @@ from tfopt.exporting.int8.weights import decode_int8, kernels_that_need_vnni
 from tfopt.exporting.paired import may_saturate, with_all_pairs, without_zero_points
 from tfopt.exporting.processing.answers import class_output, with_softmax
 from tfopt.exporting.processing.images import from_pixels, image_input, to_pixels
-from tfopt.exporting.stored_weights import encode_weights, encode_zeros
+from tfopt.exporting.stored_weights import CODEBOOK, encode_weights, encode_zeros, shares_values
 from tfopt.graph import FrozenGraph, fold_constants
 from tfopt.graph.fold import WEIGHTED
 from tfopt.graph.unfolded import freeze_unfolded
@@ -264,7 +264,7 @@ def _without_int8(source: FrozenGraph, config: ExportConfig, sample: Mapping[str
             f"precision must be 'int8' for a model that was trained with fake quantization, with "
             f"format={config.format!r}. Received: precision={config.precision!r}. Export it in int8."
         )
-    graph = fold_constants(source)
+    graph = fold_constants(source, keep=shares_values if config.precision == CODEBOOK else None)
     if graph.graph_def.ByteSize() > 1.1 * source.graph_def.ByteSize():
         graph = source  # its weights are stored in few bits, for example by Keras in int4, and folding decoded them
     graph, compute, report = in_compute_type(graph, config, sample)

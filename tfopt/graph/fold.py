@@ -13,7 +13,7 @@ to sequences too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,10 +39,11 @@ NO_VALUE = (tf.variant.as_datatype_enum, tf.resource.as_datatype_enum)  # types 
 AFFINE = ("BiasAdd", "Add", "AddV2", "Sub", "Mul")
 
 
-def fold_constants(graph: FrozenGraph) -> FrozenGraph:
+def fold_constants(graph: FrozenGraph, keep: Callable[[np.ndarray], bool] | None = None) -> FrozenGraph:
     """Returns a graph of fewer nodes that computes the same function, up to float32 rounding.
 
-    Nodes keep their names, so that a report names the layers that the author of the model knows.
+    Nodes keep their names, so that a report names the layers that the author of the model knows. Weights for which
+    `keep` is true keep their values: a node multiplies them by what is folded into them.
     """
     editor = GraphEditor(graph.graph_def, graph.origins)
     _evaluate_constants(editor, graph)
@@ -60,9 +61,9 @@ def fold_constants(graph: FrozenGraph) -> FrozenGraph:
     for name in editor.topological():
         node = editor.nodes.get(name)
         if node is not None and node.op in WEIGHTED:
-            _fold_affine(editor, name, graph.output_nodes)
             if node.op in CONVOLUTIONS:
                 _fold_padding(editor, name, shapes)
+            _fold_affine(editor, name, graph.output_nodes, keep)
     add_bias_of_groups_apart(editor, infer)
     editor.share_constants()
     return graph.edited(editor)
@@ -116,7 +117,9 @@ def _skip_identities(editor: GraphEditor, outputs: frozenset[str]) -> None:
             editor.remove([name])
 
 
-def _fold_affine(editor: GraphEditor, name: str, outputs: frozenset[str]) -> None:
+def _fold_affine(
+    editor: GraphEditor, name: str, outputs: frozenset[str], keep: Callable[[np.ndarray], bool] | None
+) -> None:
     """Folds the per-channel arithmetic that follows a weighted node into its weights and one BiasAdd."""
     node = editor.nodes[name]
     weights = editor.constant(node.input[1])
@@ -136,12 +139,16 @@ def _fold_affine(editor: GraphEditor, name: str, outputs: frozenset[str]) -> Non
         last = follower.name
     if not run or [editor.nodes[step].op for step in run] == ["BiasAdd"]:
         return
+    dtype = dtype_attr(tf.as_dtype(weights.dtype))
     if not np.all(scale == 1):
         shaped = scale.reshape(weights.shape[2:] if depthwise else (channels,))
-        scaled = editor.add_constant(f"{name}/folded_weights", (weights * shaped).astype(weights.dtype))
+        if keep is not None and keep(weights):
+            factor = editor.add_constant(f"{name}/folded_scale", shaped.astype(weights.dtype))
+            scaled = editor.add("Mul", f"{name}/folded_weights", [node.input[1], factor], T=dtype)
+        else:
+            scaled = editor.add_constant(f"{name}/folded_weights", (weights * shaped).astype(weights.dtype))
         editor.set_inputs(name, [node.input[0], scaled, *node.input[2:]])
     bias = editor.add_constant(f"{name}/folded_bias", offset.astype(weights.dtype))
-    dtype = dtype_attr(tf.as_dtype(weights.dtype))
     editor.become(last, "BiasAdd", [name, bias], T=dtype, data_format=text("NHWC"))
     editor.remove(reversed(run[:-1]))
 

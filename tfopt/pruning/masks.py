@@ -22,6 +22,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from tfopt.compat.optimizers import updating_optimizers
 from tfopt.compat.tensorflow import strategy_of
 from tfopt.pruning.patterns import Pattern, Unstructured
 from tfopt.pruning.weights import Weight
@@ -53,7 +54,7 @@ class Mask(keras.constraints.Constraint):
         self.inner = inner
         self.counter: Any = None
         self.movement: Any = None
-        self.kept = _beside(variable, "ones", variable.shape, "bool", "mask")
+        self.kept = beside(variable, "ones", variable.shape, "bool", "mask")
 
     def __call__(self, w: Any) -> Any:
         if self.inner is not None:
@@ -93,18 +94,24 @@ def attach_counter(mask: Mask) -> Any:
     next update. The third is the number of steps whose updates are done; zero after a fit.
     """
     if mask.counter is None:
-        mask.counter = _beside(mask.variable, "zeros", (3,), "int64", "pruning_steps")
+        mask.counter = beside(mask.variable, "zeros", (3,), "int64", "pruning_steps")
     return mask.counter
 
 
 def attach_movement(mask: Mask) -> Any:
     """Returns the sum of movements of a mask, of the shape of the weights. A mask without one gets zeros."""
     if mask.movement is None:
-        mask.movement = _beside(mask.variable, "zeros", mask.variable.shape, "float32", "movement")
+        mask.movement = beside(mask.variable, "zeros", mask.variable.shape, "float32", "movement")
     return mask.movement
 
 
-def _beside(variable: Any, value: str, shape: Sequence[int], dtype: str, name: str) -> Any:
+def writes_averages(model: Any) -> bool:
+    """Whether Keras' fit would end with averages of the weights, which constraints such as masks have not seen."""
+    averages = any(getattr(each, "use_ema", False) for each in updating_optimizers(getattr(model, "optimizer", None)))
+    return averages and "fit" not in vars(model)  # the fit of tfopt.compile applies the constraints after that
+
+
+def beside(variable: Any, value: str, shape: Sequence[int], dtype: str, name: str) -> Any:
     """Makes a variable beside a weight: on its device, or on every replica if the weight is mirrored."""
     strategy = strategy_of(variable.value)
     with strategy.scope(), strategy.extended.colocate_vars_with(variable.value):

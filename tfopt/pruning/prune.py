@@ -13,13 +13,12 @@ import numpy as np
 from keras import ops
 
 from tfopt.compat.kinds import is_tf_keras
-from tfopt.compat.optimizers import updating_optimizers
 from tfopt.compat.replace import forget
 from tfopt.errors import ConfigError, warn
 from tfopt.pruning.config import PruningConfig
 from tfopt.pruning.criteria import needs_data, score_weights
 from tfopt.pruning.gradients import LossGradients
-from tfopt.pruning.masks import Mask, attach_mask, choose_masks, pruned
+from tfopt.pruning.masks import Mask, attach_mask, choose_masks, pruned, writes_averages
 from tfopt.pruning.patterns import parse_pattern
 from tfopt.pruning.payoff import payoff_of_zeros, warn_of_no_speed
 from tfopt.pruning.tfmot import prune_tf_keras
@@ -147,8 +146,7 @@ def keep_zeros(model: Any, exclude: Sequence[LayerPattern] = ()) -> PassReport:
 
 def _warn_of_averages(model: Any) -> None:
     """Warns if Keras' fit will write averages into the weights that are not zero where the masks are."""
-    averages = any(getattr(each, "use_ema", False) for each in updating_optimizers(getattr(model, "optimizer", None)))
-    if averages and "fit" not in vars(model):  # the fit of tfopt.compile applies the masks after that
+    if writes_averages(model):
         warn(
             "The optimizer averages the weights before the masks are applied (use_ema=True), and Keras' fit ends with "
             "the averages, in which pruned weights are not zero. Train with tfopt.compile or a PruningSchedule, which "

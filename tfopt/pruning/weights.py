@@ -83,7 +83,7 @@ class Weight:
         values = np.asarray(self.variable.numpy(), dtype=np.float32)
         if not np.isfinite(values).all():
             raise UnsupportedLayerError(
-                f"Weights must be finite to be pruned. Received: NaN or infinity in the {self}. "
+                f"Weights must be finite to be pruned or clustered. Received: NaN or infinity in the {self}. "
                 "Training diverged; a lower learning rate or gradient clipping may help."
             )
         return values

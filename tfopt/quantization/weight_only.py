@@ -1,4 +1,4 @@
-"""Weight-only quantization: weights have few bits, and activations stay float.
+"""Weights in few bits, and activations in float: integers with scales, or places in a codebook.
 
 A matrix of weights is divided into groups. The weights of a group share one scale and are rounded to
 
@@ -7,6 +7,9 @@ A matrix of weights is divided into groups. The weights of a group share one sca
 In int8 a group is a whole output channel. In int4 this would be too coarse, so a channel is divided into groups of
 `group_size` weights along its inputs. The scale of an int4 group has the sign that puts its largest weight at -8, so
 that all sixteen steps are used. Several scales near this one are tried, and the one with the least squared error wins.
+
+Weights that share few values, as `tfopt.cluster` leaves them, are stored without any error: these values, and for each
+weight the place of its own.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ largest weight and gives all others finer steps."""
 
 @dataclass(frozen=True, kw_only=True)
 class WeightOnlyConfig:
-    """Settings of the stored weights in an "int8_weight_only", "int4_weight_only", "float16" or "bfloat16" artifact.
+    """Settings of the weights that an artifact stores in fewer bits than float32: in all precisions but that and int8.
 
     Example:
         >>> WeightOnlyConfig(group_size=32).decode
@@ -101,6 +104,57 @@ def quantize_matrix(matrix: np.ndarray, *, bits: int, group_size: int | None, ch
         error = np.square(tried.steps * scales - groups, dtype=np.float64).sum(axis=axis, keepdims=True)
         best, least = np.where(error < least, scales, best), np.minimum(error, least)
     return rounded(best, (-8, 7))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Codebook:
+    """A matrix as places in a list of its values: it is values[first + steps].
+
+    The values are float32. The steps are int8 in the shape of the matrix, of 4 or 8 bits. `first` holds whole numbers
+    in float32: one, or one for each channel, [1, columns] or [rows, 1].
+    """
+
+    values: np.ndarray
+    steps: np.ndarray
+    first: np.ndarray
+    bits: int
+
+    @property
+    def size_bytes(self) -> int:
+        return self.steps.size * self.bits // 8 + self.values.nbytes
+
+    def decoded(self) -> np.ndarray:
+        return self.values[(self.first + self.steps).astype(np.int64)]
+
+
+def find_codebook(matrix: np.ndarray, channel_axis: int | None = None) -> Codebook | None:
+    """Returns a finite float32 matrix as places in one codebook, or else in one for each channel, if there is an axis.
+
+    Returns None if it has too many values: over 256, or so many that it would take more than half of its bytes.
+
+    Example:
+        >>> book = find_codebook(np.tile(np.float32([[0.5, -2.0], [0.0, 0.5]]), (4, 1)), channel_axis=1)
+        >>> book.values.tolist(), book.steps[:2].tolist(), book.first.item(), book.bits
+        ([-2.0, 0.0, 0.5], [[-6, -8], [-7, -6]], 8.0, 4)
+    """
+    for shared in (True,) if channel_axis is None else (True, False):
+        rows = matrix.reshape(1, -1) if shared else matrix if channel_axis == 0 else matrix.T
+        tables = [np.unique(row) + np.float32(0) for row in rows]  # which makes a zero of -0.0
+        size = max(len(table) for table in tables)
+        bits = 4 if size <= 16 else 8
+        if size <= 256 and bits * matrix.size + 32 * size * len(rows) <= 16 * matrix.size:
+            break
+    else:
+        return None
+    half = 2 ** (bits - 1)  # steps have a sign
+    places = np.stack([np.searchsorted(table, row) for table, row in zip(tables, rows, strict=True)])
+    steps, first = (places - half).astype(np.int8), np.arange(len(rows), dtype=np.float32)[:, None] * size + half
+    return Codebook(
+        values=np.concatenate([np.pad(table, (0, size - len(table))) for table in tables]),
+        steps=steps.reshape(matrix.shape) if shared else steps if channel_axis == 0 else steps.T,
+        first=first[0, 0] if shared else first if channel_axis == 0 else first.T,
+        bits=bits,
+    )
 
 
 def _divide(matrix: np.ndarray, group_size: int | None, channel_axis: int) -> np.ndarray:

@@ -337,12 +337,12 @@ class Runtime:
 
 
 def hold_masks(model: keras.Model) -> None:
-    """Sets pruned weights to zero again: an optimizer with `use_ema` averages weights before their masks are applied.
+    """Applies masks and clusters again: an optimizer with `use_ema` averages the weights before they are applied.
 
     Keras writes the averages into the weights at the end of `fit`.
     """
     for variable in model.trainable_variables:
-        enforce = getattr(variable.constraint, "enforce", None)  # of a mask of tfopt.pruning
+        enforce = getattr(variable.constraint, "enforce", None)  # of tfopt.pruning and tfopt.clustering
         if enforce is not None:
             enforce()
 

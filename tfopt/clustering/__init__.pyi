@@ -1,0 +1,4 @@
+from .cluster import cluster
+from .config import ClusteringConfig
+
+__all__ = ["ClusteringConfig", "cluster"]
