@@ -1,7 +1,7 @@
 from . import data, models, recipes, tasks
 from .data.config import DataConfig
 from .diagnosis.diagnose import diagnose, profile
-from .distillation import DistillationConfig, FeaturePair, distill, end_distillation
+from .distillation import CachedTeacher, DistillationConfig, FeaturePair, cache_teacher, distill, end_distillation
 from .errors import (
     ArtifactError,
     ConfigError,
@@ -97,6 +97,8 @@ __all__ = [
     "Sensitivity",
     "DistillationConfig",
     "FeaturePair",
+    "cache_teacher",
+    "CachedTeacher",
     "distill",
     "end_distillation",
     "QuantizationConfig",
