@@ -2,7 +2,7 @@ from . import data, models, recipes, tasks
 from .clustering import ClusteringConfig, cluster
 from .data.config import DataConfig
 from .diagnosis.diagnose import diagnose, profile
-from .distillation import DistillationConfig, FeaturePair, distill, end_distillation
+from .distillation import CachedTeacher, DistillationConfig, FeaturePair, cache_teacher, distill, end_distillation
 from .errors import (
     ArtifactError,
     ConfigError,
@@ -100,6 +100,8 @@ __all__ = [
     "cluster",
     "DistillationConfig",
     "FeaturePair",
+    "cache_teacher",
+    "CachedTeacher",
     "distill",
     "end_distillation",
     "QuantizationConfig",

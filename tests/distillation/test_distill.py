@@ -8,8 +8,7 @@ from keras import layers
 from scipy.special import expit, logit, softmax
 
 import tfopt
-from tfopt.distillation import DistillationConfig, FeaturePair, distill, end_distillation
-from tfopt.distillation.features import FeatureDistance
+from tfopt.distillation import DistillationConfig, distill, end_distillation
 from tfopt.distillation.losses import TeacherLoss, targets_of
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting import ExportConfig, export
@@ -235,90 +234,6 @@ def test_what_does_not_fit_is_refused_before_the_student_changes():
             DistillationConfig(**settings)
 
 
-def convolutional(seed, filters):
-    keras.utils.set_random_seed(seed)
-    inputs = keras.Input((8, 8, 2))
-    x = layers.Conv2D(filters, 3, padding="same", activation="relu", name="first")(inputs)
-    x = layers.Conv2D(4, 3, padding="same", activation="tanh", name="second")(layers.BatchNormalization()(x))
-    return keras.Model(inputs, layers.Dense(3)(layers.GlobalAveragePooling2D()(x)))
-
-
-IMAGES = RNG.normal(size=(12, 8, 8, 2)).astype("float32")
-PAIRS = tuple(
-    FeaturePair(student=layer, teacher=layer, loss=loss, weight=weight)
-    for layer, loss, weight in (("first", "attention", 5.0), ("second", "mse", 2.0), ("second", "cosine", 0.5))
-)
-
-
-def test_layers_learn_from_layers_and_the_student_runs_once():
-    student, teacher, alone = convolutional(1, 3), convolutional(2, 6), convolutional(1, 3)
-    report = distill(student, teacher, DistillationConfig(weight=1.0, features=PAIRS))
-    assert [each.kind for each in report.changed] == ["kl", "attention", "mse", "cosine"]
-
-    def watched(model, training):
-        inner = keras.Model(
-            model.input, [*(model.get_layer(each).output for each in ("first", "second")), model.output]
-        )
-        return [np.asarray(each, np.float64) for each in inner(IMAGES, training=training)]
-
-    def attention(x):
-        places = np.mean(x**2, -1).reshape(len(x), -1)
-        return places / np.linalg.norm(places, axis=-1, keepdims=True)
-
-    (first, second, outputs), (other, another, expected) = watched(alone, True), watched(teacher, False)
-    cosine = np.sum(second * another, -1) / np.linalg.norm(second, axis=-1) / np.linalg.norm(another, axis=-1)
-    weights = WEIGHTS[:12]
-    each = divergence(expected, outputs, 3.0)
-    each += 5.0 * np.mean((attention(first) - attention(other)) ** 2, -1)
-    each += 2.0 * np.mean((second - another) ** 2, (1, 2, 3)) + 0.5 * (1 - np.mean(cosine, (1, 2)))
-    student.compile(keras.optimizers.SGD(0.0), LABELS)
-    found = student.train_on_batch(IMAGES, Y[:12], sample_weight=weights)
-    assert found == pytest.approx(np.mean(weights * each), rel=1e-4)
-    once = convolutional(1, 3)
-    once(IMAGES, training=True)
-    for one, two in zip(student.layers[2].get_weights(), once.layers[2].get_weights(), strict=True):
-        np.testing.assert_allclose(one, two, rtol=1e-5)
-
-
-def test_watched_layers_train_on_replicas_and_in_parts_and_are_refused_in_a_pipeline():
-    found = []
-    for settings in ({}, {"strategy": "mirrored", "accumulate": 2}):
-        decided = plan(TrainingConfig(precision="float32", jit_compile=False, steps_per_execution=1, **settings))
-        with decided.scope():
-            student = convolutional(1, 3)
-            student.layers[2].trainable = False  # its statistics depend on how a batch is divided
-        distill(student, convolutional(2, 6), DistillationConfig(features=PAIRS))
-        tfopt.compile(student, decided, optimizer=keras.optimizers.SGD(0.1), loss=LABELS)
-        student.fit(IMAGES, Y[:12], batch_size=8, epochs=2, shuffle=False, verbose=0)
-        found.append(student.get_weights())
-    for one, other in zip(*found, strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)
-    end_distillation(student)
-    assert not {"call", "compute_loss"} & vars(student).keys()
-    decided = plan(TrainingConfig(strategy="pipeline", pipeline_devices=("CPU:0", "CPU:1"), global_batch_size=8))
-    student = convolutional(1, 3)
-    distill(student, convolutional(2, 6), DistillationConfig(features=PAIRS))
-    with pytest.raises(ConfigError, match="layers are watched"):
-        tfopt.compile(student, decided, loss=LABELS)
-
-
-def test_layers_that_cannot_be_compared_are_refused(tmp_path):
-    student, teacher = convolutional(1, 3), convolutional(2, 6)
-    teacher.save(tmp_path / "teacher.keras")
-    export(teacher, tmp_path / "artifact")
-    for pair, given, message in (
-        (FeaturePair(student="first", teacher="first", loss="mse"), teacher, "loss='attention' takes other widths too"),
-        (FeaturePair(student="none", teacher="first"), teacher, "Unknown layer of the student 'none'"),
-        (FeaturePair(student="first", teacher="none"), tmp_path / "teacher.keras", "Unknown layer of the teacher"),
-        (FeaturePair(student="first", teacher="first"), [teacher, teacher], "features need one teacher"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            distill(student, given, DistillationConfig(features=(pair,)))
-    with pytest.raises(UnsupportedModelError, match="must be functional or Sequential"):
-        distill(student, tmp_path / "artifact", DistillationConfig(features=PAIRS))
-    assert not {"call", "compute_loss"} & vars(student).keys()
-
-
 def test_a_teacher_that_comes_or_goes_after_a_fit_counts_from_then_on():
     """The step of tfopt.compile keeps the traces of its first fit."""
     decided = plan(TrainingConfig(precision="float32", jit_compile=False, steps_per_execution=1))
@@ -373,29 +288,35 @@ def test_a_softmax_of_one_value_teaches_nothing_and_is_refused():
         distill(one, other)
 
 
-@pytest.mark.parametrize("kind", ["attention", "cosine"])
-def test_features_that_are_all_zero_have_a_gradient_under_xla(kind):
-    zeros = tf.Variable(tf.zeros((2, 3, 4)))
-
-    @tf.function(jit_compile=True)
-    def gradient():
-        with tf.GradientTape() as tape:
-            distance = FeatureDistance(kind, "layer")(tf.ones((2, 3, 4)), zeros)
-        return tape.gradient(distance, zeros)
-
-    assert np.isfinite(gradient()).all()
-
-
-def test_a_mask_of_places_does_not_reach_the_distance_of_whole_examples():
-    def tagger(seed):
-        keras.utils.set_random_seed(seed)
-        body = [layers.Embedding(9, 4, mask_zero=True, name="words"), layers.Dense(3)]
-        return keras.Sequential([keras.Input((5,), dtype="int32"), *body])
-
-    student, teacher = tagger(1), tagger(2)
-    x = np.array([[1, 2, 0, 0, 0], [3, 4, 5, 6, 7]])
-    pair = FeaturePair(student="words", teacher="words", loss="mse", weight=1e6)  # the outputs are small beside it
-    distill(student, teacher, DistillationConfig(weight=1.0, features=(pair,)))
+def test_class_weights_count_for_both_losses():
+    student, teacher = without_statistics(1), without_statistics(2)
+    distill(student, teacher, DistillationConfig(weight=0.4))
     student.compile(keras.optimizers.SGD(0.0), LABELS)
-    expected = 1e6 * np.mean((student.layers[0](x).numpy() - teacher.layers[0](x).numpy()) ** 2)
-    assert student.train_on_batch(x, np.zeros_like(x)) == pytest.approx(expected, rel=1e-3)
+    weights = {0: 0.5, 1: 2.0, 2: 3.0}
+    of_examples = np.array([weights[each] for each in Y], "float32")
+    outputs = np.asarray(student(X))
+    soft = np.mean(of_examples * divergence(np.asarray(teacher(X)), outputs, 3.0))
+    expected = 0.6 * float(LABELS(Y, outputs, of_examples)) + 0.4 * soft + float(sum(student.losses))
+    assert student.train_on_batch(X, Y, class_weight=weights) == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_outputs_of_student_and_teacher_may_differ_in_dtype():
+    student, teacher = without_statistics(1), network(2, 40)
+    half = keras.Sequential([keras.Input((6,)), *student.layers, layers.Activation("linear", dtype="bfloat16")])
+    distill(half, teacher, DistillationConfig(weight=1.0))
+    half.compile(keras.optimizers.SGD(0.0), LABELS)
+    rounded = np.asarray(tf.cast(half(X), tf.float32))
+    expected = divergence(np.asarray(teacher(X)), rounded, 3.0).mean() + float(sum(student.losses))
+    assert half.train_on_batch(X, Y) == pytest.approx(expected, rel=1e-2)
+
+
+def test_the_weight_of_the_teacher_may_follow_the_steps():
+    losses = {}
+    schedule = keras.optimizers.schedules.PolynomialDecay(1.0, 2, end_learning_rate=0.0)
+    for weight in (1.0, 0.5, 0.0, schedule):
+        student = without_statistics(1)
+        report = distill(student, without_statistics(2), DistillationConfig(weight=weight))
+        student.compile(keras.optimizers.SGD(0.0), LABELS)
+        losses[weight] = student.fit(X, Y, batch_size=24, epochs=3, shuffle=False, verbose=0).history["loss"]
+    np.testing.assert_allclose(losses[schedule], [losses[weight][0] for weight in (1.0, 0.5, 0.0)], rtol=1e-5)
+    assert "weight PolynomialDecay of the step" in report.changed[0].detail

@@ -22,6 +22,16 @@ def direct_layers(layer: keras.Layer) -> list[keras.Layer]:
     return list(private(layer, "_layers"))
 
 
+def attach_layer(model: keras.Model, layer: keras.Layer) -> None:
+    """Lets a functional model train a layer outside of its graph: `_layers`, which Keras' files leave out."""
+    private(model, "_layers").append(layer)
+
+
+def detach_layer(model: keras.Model, layer: keras.Layer) -> None:
+    """Takes a layer away that `attach_layer` gave a model."""
+    private(model, "_layers").remove(layer)
+
+
 def added_losses(layer: keras.Layer) -> list[Any]:
     """Returns the list of losses that a layer itself added: `_losses`, since `losses` is a copy with those inside."""
     return private(layer, "_losses")

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 import tensorflow as tf
 from annotated_types import Ge
 
-from tfopt.data.augment.augmentation import Augmentation, separate_boxes
+from tfopt.data.augment.augmentation import Augmentation, check_not_taught, separate_boxes
 from tfopt.data.augment.config import AugmentConfig
 from tfopt.data.batching import batched, check_buckets
 from tfopt.data.caching import CachedData, CacheMode, cache_dataset, cache_examples, cache_mode
@@ -183,6 +183,8 @@ class _Batches:
         check_buckets(decoded.element_spec, self.boundaries, self._padding)
         if self.training and isinstance(self.augment, Augmentation):
             self.augment.check(decoded.batch(1).element_spec)  # tf.data would replace an error from its function
+        elif self.training and self.augment is not None:
+            check_not_taught(decoded.element_spec)
 
     def in_order(self) -> tf.data.Dataset:
         """Returns the examples in their order, as an evaluation needs them."""

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Gt, Le, MinLen
 
+from tfopt.errors import ConfigError
 from tfopt.settings.validation import check_fields
 
 PARENT = "parent"
 SoftLoss = Literal["kl", "binary", "mse"]
-FeatureLoss = Literal["mse", "cosine", "attention"]
+FeatureLoss = Literal["mse", "cosine", "attention", "relations"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +31,21 @@ class FeaturePair:
     """Name of the teacher's layer."""
     loss: FeatureLoss = "attention"
     """Distance of their outputs: "mse" or "cosine" for equal shapes; "attention" compares where the outputs are large,
-    and takes other numbers of channels too."""
-    weight: Annotated[float, Gt(0)] = 1.0
-    """Factor of the distance beside that of the outputs."""
+    and takes other numbers of channels too; "relations" compares how similar the examples of a batch are to each other,
+    and takes any shapes."""
+    weight: Annotated[float, Gt(0)] | Callable[[Any], Any] = 1.0
+    """Factor of the distance beside that of the outputs, or a function of the number of the step."""
+    projection: bool = False
+    """Whether a linear map of the student's channels to those of the teacher, for "mse" and "cosine", is trained along.
+    It is in checkpoints, and in none of the student's own files."""
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.projection and self.loss not in ("mse", "cosine"):
+            raise ConfigError(
+                f"projection is for loss='mse' and loss='cosine'. Received: projection=True with loss={self.loss!r}, "
+                "which takes other widths as they are. Leave projection out."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +66,10 @@ class DistillationConfig:
     loss is multiplied by its square, which keeps the size of the gradients."""
     features: tuple[FeaturePair, ...] = ()
     """Layers inside of the student that learn from layers of the teacher."""
-    weight: Annotated[float, Ge(0), Le(1)] = 0.5
-    """Share of the teacher in the loss. The labels have the rest. A model that is compiled without a loss learns from
-    the teacher alone, and needs no labels."""
+    weight: Annotated[float, Ge(0), Le(1)] | Callable[[Any], Any] = 0.5
+    """Share of the teacher in the loss, or a function of the number of the step, such as a schedule of Keras for
+    learning rates. The labels have the rest. A model that is compiled without a loss learns from the teacher alone, and
+    needs no labels."""
 
     def __post_init__(self) -> None:
         check_fields(self)

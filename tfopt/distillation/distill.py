@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,20 @@ from keras import ops
 from tfopt.compat.kinds import check_keras_3
 from tfopt.compat.replace import forget, unwrap, wrap
 from tfopt.compat.trainer import added_loss
+from tfopt.data.augment.augmentation import LABELS, OF_TEACHER
+from tfopt.distillation.cached_teacher import CachedTeacher, RecordedTeacher
 from tfopt.distillation.config import DistillationConfig, SoftLoss
-from tfopt.distillation.features import CALL, FeatureDistance, Watched, check_pairs
+from tfopt.distillation.features import (
+    CALL,
+    Projection,
+    RelationDistance,
+    Watched,
+    attach,
+    check_pairs,
+    detach,
+    make_distance,
+    make_projection,
+)
 from tfopt.distillation.losses import SIGMOID, SOFTMAX, TeacherLoss, targets_of
 from tfopt.distillation.teacher import Teacher, inputs_by_name, read_teacher
 from tfopt.errors import ConfigError, unknown_name
@@ -25,13 +37,13 @@ from tfopt.graph.unfolded import freeze_unfolded
 from tfopt.report import Change, PassReport, Skip
 from tfopt.settings.validation import check_type
 
-METHOD = "compute_loss"
+METHOD, METRICS = "compute_loss", "compute_metrics"
 FITS = {"kl": SIGMOID, "binary": SOFTMAX}  # the last op that makes a loss wrong
 
 
 def distill(
     student: keras.Model,
-    teacher: keras.Model | str | Path | Sequence[Any],
+    teacher: keras.Model | str | Path | CachedTeacher | Sequence[Any],
     config: DistillationConfig | None = None,
     *,
     trusted: bool = False,
@@ -47,8 +59,8 @@ def distill(
     Args:
         student: A built Keras 3 model. Its class, layers and weights stay as they are.
         teacher: A built Keras model, a .keras file, an artifact or another SavedModel, or a sequence of these, whose
-            probabilities (or values) are averaged. It takes and returns tensors of the student's shapes. It is read
-            now: later changes of its weights do not count.
+            probabilities (or values) are averaged; or what `tfopt.cache_teacher` returned. It takes and returns tensors
+            of the student's shapes. It is read now: later changes of its weights do not count.
         config: The settings; None means DistillationConfig().
         trusted: Whether the teacher's source is trusted, as in ExportConfig.
     Returns: A report: the outputs that learn from the teacher, and those that do not.
@@ -79,6 +91,7 @@ def distill(
         )
     frozen = freeze_unfolded(student, trusted=True)  # it is the caller's own
     kinds = _kinds(config, frozen)
+    _check_cached(given, config, kinds)
     if config.features and len(given) > 1:
         raise ConfigError(
             f"features need one teacher, whose layers they name. Received: {len(given)} teachers. Leave features out, "
@@ -88,7 +101,13 @@ def distill(
         given = [read_teacher(given[0], trusted=trusted)]
         check_pairs(config.features, student, given[0])
     layers = [pair.teacher for pair in config.features]
-    teachers = [Teacher(each, frozen, layers, trusted=trusted) for each in given]
+    teachers = [
+        RecordedTeacher(each, frozen)
+        if isinstance(each, CachedTeacher)
+        else Teacher(each, frozen, layers, trusted=trusted)
+        for each in given
+    ]
+    projections = [make_projection(pair, student, given[0]) for pair in config.features]
     losses = {}
     own = output_ops(frozen)
     for name, kind in kinds.items():
@@ -105,18 +124,18 @@ def distill(
                     f"Set loss={'binary' if kind == 'kl' else 'kl'!r}."
                 )
         losses[name] = TeacherLoss(kind, config.temperature, own[name], name)
-    made = _Distillation(student, frozen, teachers, losses, config)
+    made = _Distillation(student, frozen, teachers, losses, config, projections)
     end_distillation(student)
     made.install()
     named = " and ".join(each.name for each in teachers)
-    weight, heat = f"weight {config.weight:g}", f"temperature {config.temperature:g}"
+    weight, heat = f"weight {_shown(config.weight)}", f"temperature {config.temperature:g}"
     details = {name: [f"from {named}", *([] if kind == "mse" else [heat]), weight] for name, kind in kinds.items()}
     return PassReport(
         name="distill",
         changed=[
             *(Change(name=name, kind=kind, detail=", ".join(details[name])) for name, kind in kinds.items()),
             *(
-                Change(name=each.student, kind=each.loss, detail=f"from {each.teacher}, weight {each.weight:g}")
+                Change(name=each.student, kind=each.loss, detail=f"from {each.teacher}, weight {_shown(each.weight)}")
                 for each in config.features
             ),
         ],
@@ -134,7 +153,8 @@ def end_distillation(student: keras.Model) -> None:
         >>> end_distillation(model)
     """
     if METHOD in vars(student):
-        unwrap(student, METHOD, CALL)
+        unwrap(student, METHOD, METRICS, CALL)
+        detach(student)
 
 
 class _Distillation:
@@ -144,19 +164,25 @@ class _Distillation:
         self,
         student: keras.Model,
         frozen: FrozenGraph,
-        teachers: Sequence[Teacher],
+        teachers: Sequence[Teacher | RecordedTeacher],
         losses: Mapping[str, TeacherLoss],
         config: DistillationConfig,
+        projections: Sequence[Projection | None],
     ) -> None:
         self._student, self._frozen, self._teachers = student, frozen, teachers
         self._losses, self._weight, self._pairs = losses, config.weight, config.features
-        self._distances = [FeatureDistance(pair.loss, pair.student) for pair in config.features]
+        self._distances, self._projections = [make_distance(pair) for pair in config.features], projections
         self._watched = Watched(student, [pair.student for pair in self._pairs]) if self._pairs else None
 
     def install(self) -> None:
         if self._watched is not None:
             self._watched.install()
+        attach(self._student, [each for each in self._projections if each is not None])
         wrap(self._student, self._compute_loss, METHOD)
+        of_whole_batch = [each for each in self._distances if isinstance(each, RelationDistance)]
+        vars(self._student)[METHOD].of_whole_batch = of_whole_batch  # a step that divides batches refuses them
+        if self._is_recorded:
+            wrap(self._student, self._compute_metrics, METRICS)
         forget(self._student)
 
     def _compute_loss(
@@ -169,29 +195,55 @@ class _Distillation:
         training: bool = True,
     ) -> Any:
         student = self._student
+        y, rows = _separated(y)
 
         def of_labels() -> Any:
             own = type(student).compute_loss
             more = {"training": training} if "training" in inspect.signature(own).parameters else {}
             return own(student, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **more)
 
-        if not training or not self._weight:
+        if not training or self._weight == 0:
             return of_labels()
-        if x is None:
+        if x is None and not self._is_recorded:
             raise ConfigError(
                 "compute_loss must be given x, for the teacher. Received: x=None, from the train_step of "
                 f"{type(student).__name__}. Pass x=x there."
             )
-        of_teacher = self._of_teacher(x, y_pred, sample_weight)
+        of_teacher = self._of_teacher(x, rows, y_pred, sample_weight)
         for loss in student.losses:  # regularization does not depend on who teaches
             of_teacher += ops.cast(added_loss(student, loss), of_teacher.dtype)
         if student.loss is None and type(student).compute_loss is keras.Model.compute_loss:
             return of_teacher
-        return (1 - self._weight) * of_labels() + self._weight * of_teacher
+        weight = self._now(self._weight)
+        return (1 - weight) * of_labels() + weight * of_teacher
 
-    def _of_teacher(self, x: Any, y_pred: Any, sample_weight: Any) -> Any:
-        inputs = inputs_by_name(x, self._frozen)
-        answers = [each.outputs(inputs) for each in self._teachers]
+    def _compute_metrics(self, name: str, x: Any, y: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        return type(self._student).compute_metrics(self._student, x, _separated(y)[0], y_pred, sample_weight)
+
+    @property
+    def _is_recorded(self) -> bool:
+        return isinstance(self._teachers[0], RecordedTeacher)
+
+    def _now(self, weight: float | Callable[[Any], Any]) -> Any:
+        """Returns a weight at the present step, which the optimizer counts and a checkpoint holds."""
+        if not callable(weight):
+            return weight
+        return ops.cast(weight(ops.convert_to_tensor(self._student.optimizer.iterations)), "float32")
+
+    def _answers(self, x: Any, rows: Any) -> list[tuple[dict[str, Any], list[Any]]]:
+        """Returns the outputs of each teacher by the student's names, and those of its layers."""
+        if not self._is_recorded:
+            inputs = inputs_by_name(x, self._frozen)
+            return [each.outputs(inputs) for each in self._teachers if isinstance(each, Teacher)]
+        if rows is None:
+            raise ConfigError(
+                "The batches must bring the outputs of a cached teacher along. Received: batches without them. Make "
+                "them of the examples of the cached teacher: plan.pipeline(cached.examples)."
+            )
+        return [(each.recorded(rows), []) for each in self._teachers if isinstance(each, RecordedTeacher)]
+
+    def _of_teacher(self, x: Any, rows: Any, y_pred: Any, sample_weight: Any) -> Any:
+        answers = self._answers(x, rows)
         taught = [outputs for outputs, _ in answers]
         predicted = _by_name(y_pred, self._frozen)
         weights = _by_name(sample_weight, self._frozen)
@@ -202,10 +254,12 @@ class _Distillation:
             total += loss(targets, predicted[name], weights.get(name))
         if self._watched is not None:
             of_examples = sample_weight if _is_of_examples(sample_weight) else None
-            parts = zip(self._pairs, self._distances, answers[0][1], self._watched.features(), strict=True)
-            for pair, distance, other, own in parts:
+            watched = zip(answers[0][1], self._watched.features(), strict=True)
+            parts = zip(self._pairs, self._distances, self._projections, watched, strict=True)
+            for pair, distance, projection, (other, own) in parts:
                 own = tf.identity(ops.cast(own, "float32"))  # without its mask, which is that of single places
-                total += pair.weight * distance(ops.cast(other, "float32"), own, of_examples)
+                own = own if projection is None else projection(own)
+                total += self._now(pair.weight) * distance(ops.cast(other, "float32"), own, of_examples)
         return total
 
 
@@ -222,6 +276,32 @@ def _kinds(config: DistillationConfig, student: FrozenGraph) -> dict[str, SoftLo
             f"are {', '.join(student.outputs)}."
         )
     return found
+
+
+def _check_cached(given: Sequence[Any], config: DistillationConfig, kinds: Mapping[str, SoftLoss]) -> None:
+    cached = [each for each in given if isinstance(each, CachedTeacher)]
+    if not cached:
+        return
+    received = ""
+    if len(given) > 1:
+        received = f"{len(given)} teachers. Cache the outputs of a keras.Model that averages them"
+    elif config.features:
+        received = "features, whose layers it does not hold. Leave them out, or distill with the teacher itself"
+    elif cached[0].top_k is not None and set(kinds.values()) != {"kl"}:
+        received = f"top_k={cached[0].top_k} with loss={config.loss!r}, which needs all outputs. Cache with top_k=None"
+    if received:
+        raise ConfigError(f"A cached teacher must teach alone, its outputs only. Received: {received}.")
+
+
+def _separated(y: Any) -> tuple[Any, Any]:
+    """Returns the labels, and the outputs of a cached teacher that came with them, or None."""
+    if isinstance(y, Mapping) and y.keys() == {LABELS, OF_TEACHER}:
+        return y[LABELS], y[OF_TEACHER]
+    return y, None
+
+
+def _shown(weight: Any) -> str:
+    return f"{getattr(weight, '__name__', type(weight).__name__)} of the step" if callable(weight) else f"{weight:g}"
 
 
 def _is_of_examples(weights: Any) -> bool:

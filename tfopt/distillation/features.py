@@ -6,6 +6,7 @@ that of the same graph with the layers' outputs beside its own.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -13,8 +14,9 @@ from typing import Any
 import keras
 from keras import ops
 
-from tfopt.compat.layers import functional_class
+from tfopt.compat.layers import attach_layer, detach_layer, direct_layers, functional_class
 from tfopt.compat.replace import wrap
+from tfopt.compat.trainer import built_under
 from tfopt.distillation.config import FeatureLoss, FeaturePair
 from tfopt.errors import ConfigError, UnsupportedModelError, unknown_name
 
@@ -44,21 +46,58 @@ class FeatureDistance(keras.losses.Loss):
         return _mean_of_each(ops.square(y_true - y_pred))
 
 
+class RelationDistance(keras.losses.Loss):
+    """The distance between the similarities of the examples of a batch, in the student and in the teacher.
+
+    The similarities of an example are the products of its outputs with those of each example, as a vector of length 1.
+    Only examples of one batch are compared, so it is a function of the whole batch.
+
+    Reference:
+        Tung & Mori, "Similarity-Preserving Knowledge Distillation", ICCV 2019, arXiv:1907.09682.
+    """
+
+    def call(self, y_true: Any, y_pred: Any) -> Any:
+        """Returns the distances [batch] of outputs [batch, ...], whose shapes may differ."""
+        return ops.mean(ops.square(_similarities(y_true) - _similarities(y_pred)), axis=-1)
+
+
+def make_distance(pair: FeaturePair) -> keras.losses.Loss:
+    """Returns the distance of a pair of layers."""
+    if pair.loss == "relations":
+        return RelationDistance(name=f"{pair.student}_from_teacher")
+    return FeatureDistance(pair.loss, pair.student)
+
+
 def check_pairs(pairs: Sequence[FeaturePair], student: Any, teacher: Any) -> None:
     """Refuses pairs of layers that do not exist, or whose outputs cannot be compared."""
-    student, teacher = graph_of(student, "student"), graph_of(teacher, "teacher")
+    graph, teacher = graph_of(student, "student"), graph_of(teacher, "teacher")
+    if any(pair.projection for pair in pairs) and getattr(getattr(student, "optimizer", None), "built", False):
+        raise ConfigError(
+            "projection adds weights, so distill must come before the optimizer has its variables. Received: "
+            f"{student.name!r}, which has been trained. Compile it again, without a fit, and distill."
+        )
     for pair in pairs:
-        own, other = output_of(student, pair.student, "student"), output_of(teacher, pair.teacher, "teacher")
+        own, other = output_of(graph, pair.student, "student"), output_of(teacher, pair.teacher, "teacher")
         one, two = tuple(own.shape)[1:], tuple(other.shape)[1:]
-        maps = pair.loss == "attention"
-        fits = one[:-1] == two[:-1] and len(one) > 1 if maps else one == two
-        if not fits:
-            rule = "outputs of equal height and width (or length)" if maps else "outputs of equal shapes"
-            remedy = "" if maps or one[:-1] != two[:-1] or len(one) < 2 else " loss='attention' takes other widths too."
+        if pair.projection and graph is not student:
             raise ConfigError(
-                f"The layers of a pair must have {rule} with loss={pair.loss!r}. Received: {pair.student!r} {one} and "
-                f"{pair.teacher!r} {two}. Choose other layers.{remedy}"
+                "projection needs a functional student: a Sequential would make it a layer of its own. Received: "
+                f"{student.name!r}. Pass keras.Model(student.inputs, student.outputs), which has the same layers."
             )
+        maps = pair.loss == "attention"
+        any_width = maps or pair.projection
+        fits = one[:-1] == two[:-1] and len(one) > maps if any_width else one == two
+        if pair.loss == "relations" or fits:
+            continue
+        rule = "outputs of equal height and width (or length)" if any_width else "outputs of equal shapes"
+        remedy = ""
+        if not any_width and one[:-1] == two[:-1]:
+            remedy = " loss='attention' takes other widths too." if len(one) > 1 else ""
+            remedy += " projection=True trains a map between the widths."
+        raise ConfigError(
+            f"The layers of a pair must have {rule} with loss={pair.loss!r}. Received: {pair.student!r} {one} and "
+            f"{pair.teacher!r} {two}. Choose other layers.{remedy}"
+        )
 
 
 def graph_of(model: Any, role: str) -> keras.Model:
@@ -95,6 +134,35 @@ def output_of(model: keras.Model, layer: str, role: str) -> Any:
     return found
 
 
+class Projection(keras.layers.Dense):
+    """A linear map of a student's channels to those of the teacher. It trains with the student while it is attached."""
+
+
+def make_projection(pair: FeaturePair, student: keras.Model, teacher: keras.Model) -> Projection | None:
+    """Returns the map that a pair trains, or None."""
+    if not pair.projection:
+        return None
+    width = output_of(graph_of(teacher, "teacher"), pair.teacher, "teacher").shape[-1]
+    strategy = built_under(student)
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        made = Projection(width, name=f"{pair.student}_to_teacher", dtype="float32")
+        made.build(output_of(student, pair.student, "student").shape)
+    return made
+
+
+def attach(student: keras.Model, projections: Sequence[Projection]) -> None:
+    """Lets a student train projections. Its files have the layers of its graph alone."""
+    for each in projections:
+        attach_layer(student, each)
+
+
+def detach(student: keras.Model) -> None:
+    """Takes all projections from a student."""
+    for each in direct_layers(student):
+        if isinstance(each, Projection):
+            detach_layer(student, each)
+
+
 class Watched:
     """A functional model that also keeps the outputs of some of its layers when it is called."""
 
@@ -122,6 +190,11 @@ class Watched:
             )
         found: list[Any] = self._kept.features
         return found
+
+
+def _similarities(outputs: Any) -> Any:
+    flat = ops.reshape(outputs, (ops.shape(outputs)[0], -1))
+    return _unit(ops.matmul(flat, ops.transpose(flat)))
 
 
 def _attention(outputs: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import tensorflow as tf
@@ -44,8 +44,8 @@ class Teacher:
         plain = replace(
             graph, outputs={name: each for name, each in graph.outputs.items() if name not in self._features}
         )
-        self._inputs = _matched(student, graph, "inputs")
-        self._outputs = _matched(student, plain, "outputs")
+        self._inputs = matched(student, graph.inputs, graph.name, "inputs")
+        self._outputs = matched(student, _specs(plain, "outputs"), graph.name, "outputs")
         found = output_ops(plain)
         self.ops = {own: found[name] for own, name in self._outputs.items()}
         self._dtypes = {name: spec.dtype for name, spec in graph.inputs.items()}
@@ -94,16 +94,24 @@ def _of_rank(value: Any, shape: tf.TensorShape) -> Any:
     return value
 
 
-def _matched(student: FrozenGraph, teacher: FrozenGraph, kind: str) -> dict[str, str]:
+def matched(
+    student: FrozenGraph, others: Mapping[str, tf.TensorSpec], teacher: str, kind: Literal["inputs", "outputs"]
+) -> dict[str, str]:
     """Returns the teacher's name of each input or output of the student: the same name, or else the same place.
+
+    Args:
+        student: The student, frozen.
+        others: Specs of the teacher's inputs or outputs, by name.
+        teacher: The name of the teacher.
+        kind: Which of them.
 
     Raises:
         ConfigError: Their numbers differ, or a shape or dtype does.
     """
-    own, others = _specs(student, kind), _specs(teacher, kind)
+    own = _specs(student, kind)
     if len(own) != len(others):
         raise ConfigError(
-            f"teacher must have as many {kind} as the student. Received: {teacher.name!r} with {len(others)} "
+            f"teacher must have as many {kind} as the student. Received: {teacher!r} with {len(others)} "
             f"({', '.join(others)}), and {student.name!r} with {len(own)} ({', '.join(own)})."
         )
     names = dict(zip(own, own if own.keys() == others.keys() else others, strict=True))
@@ -113,7 +121,7 @@ def _matched(student: FrozenGraph, teacher: FrozenGraph, kind: str) -> dict[str,
         if not one.shape.is_compatible_with(two.shape) or (one.dtype != two.dtype and not floats):
             raise ConfigError(
                 f"teacher must have {kind} of the shapes and dtypes of the student's. Received: {other!r} of "
-                f"{teacher.name!r}, {two.dtype.name} {two.shape}, for {name!r} of {student.name!r}, {one.dtype.name} "
+                f"{teacher!r}, {two.dtype.name} {two.shape}, for {name!r} of {student.name!r}, {one.dtype.name} "
                 f"{one.shape}. Wrap the teacher in a keras.Model that takes and returns what the student does."
             )
     return names

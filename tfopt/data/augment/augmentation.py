@@ -32,6 +32,8 @@ STAGES = GEOMETRY, OPERATIONS, COLOURS, CUTOUT, MIXTURE, RESIZED_CROP = range(6)
 CHANNELS = (1, 3, 4)
 # Resizing may overshoot the range of floating-point images by this much. Other ranges (-1 to 1, 0 to 255) exceed it.
 OVERSHOOT = 0.25
+# Names in the targets of an example that brings along what a teacher has computed for it as it is.
+LABELS, OF_TEACHER = "labels", "teacher_outputs"
 
 
 class Augmentation:
@@ -251,6 +253,7 @@ class Augmentation:
         """
         if self.config.is_off:
             return
+        check_not_taught(example)
         if not isinstance(example, tuple) or len(example) < 2:
             raise ConfigError(
                 "Examples must be (inputs, targets) or (inputs, targets, weight) to be augmented. Received: inputs "
@@ -306,6 +309,21 @@ class Augmentation:
                 "Masks must have the height and width of the images, so that they move alike. Received: masks of "
                 f"height and width {size}, and images of {sizes[0]}. Resize the masks after the augmentation."
             )
+
+
+def check_not_taught(example: Any) -> None:
+    """Raises ConfigError if the targets of an example hold the outputs of a teacher for the example as it is.
+
+    Example:
+        >>> check_not_taught((tf.zeros((1, 8, 8, 3)), tf.constant([2])))
+    """
+    targets = example[1] if isinstance(example, tuple) and len(example) > 1 else None
+    if isinstance(targets, dict) and OF_TEACHER in targets:
+        raise ConfigError(
+            "Examples with stored outputs of a teacher must not be augmented: the student would see other inputs than "
+            "the teacher saw. Received: an augmentation, and examples of tfopt.cache_teacher. Leave the augmentation "
+            "out, or distill with the teacher itself."
+        )
 
 
 def separate_boxes(augment: Any) -> tuple[Callable[..., tf.Tensor] | None, Any]:

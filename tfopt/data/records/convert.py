@@ -47,6 +47,10 @@ MOST_SHARDS = 1024
 Progress = Callable[[int, int], None]
 
 
+class OtherSourceError(ConfigError):
+    """The files were written from other examples than those given."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ConversionReport(Record):
     """What `convert` wrote.
@@ -369,9 +373,9 @@ def _is_whole(directory: Path, shard: Shard | None) -> bool:
         return False
 
 
-def _other_source(name: str, reason: str) -> ConfigError:
+def _other_source(name: str, reason: str) -> OtherSourceError:
     """Returns the error for files that were written from other examples."""
-    return ConfigError(
+    return OtherSourceError(
         f"The source must be the one that the files were written from. Received: {name!r}, but {reason}. "
         "Set overwrite=True (--overwrite) to write all files again, or choose another directory."
     )

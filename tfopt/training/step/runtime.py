@@ -24,7 +24,7 @@ from tfopt.data.epoch_order import UNCONTROLLED
 from tfopt.errors import UnsupportedModelError, warn
 from tfopt.training.checkpointing.checkpoints import Checkpoints
 from tfopt.training.distributed.strategy import is_multi_worker
-from tfopt.training.distributed.whole_batch import check_losses
+from tfopt.training.distributed.whole_batch import check_losses, refusal
 from tfopt.training.memory import tensor_float_32_scope
 from tfopt.training.plan import Plan
 from tfopt.training.step.calls import MethodCall
@@ -197,6 +197,8 @@ class Runtime:
                     self.model(_zeros(keras.utils.unpack_x_y_sample_weight(spec)[0]))
             if step.divided:
                 check_losses(calls, step.divided)
+                for loss in getattr(vars(self.model).get("compute_loss"), "of_whole_batch", ()):  # of tfopt.distill
+                    raise refusal(loss, step.divided)
             if spec is not None:
                 step.prepare(spec)
             if self.model.optimizer is not None and not self.model.optimizer.built:

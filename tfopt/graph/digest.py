@@ -1,0 +1,69 @@
+"""Checksums that tell whether two frozen graphs are the same model, whatever their nodes are called."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfopt.graph.edit import producer
+from tfopt.graph.frozen import FrozenGraph
+
+# Attributes that name a node's resource. Those that begin with "_" are TensorFlow's notes.
+NAMES = ("shared_name", "container")
+
+
+def digests(graph: FrozenGraph) -> tuple[str, str]:
+    """Returns checksums of a graph's operations and of its constants, which do not depend on the names of nodes.
+
+    Example:
+        >>> import keras
+        >>> from tfopt.graph.unfolded import freeze_unfolded
+        >>> one, other = (keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, "relu")]) for _ in range(2))
+        >>> found = [digests(freeze_unfolded(model)) for model in (one, other)]
+        >>> found[0][0] == found[1][0], found[0][1] == found[1][1]
+        (True, False)
+    """
+    nodes = {node.name: node for node in graph.graph_def.node}
+    functions = {each.signature.name: each.node_def for each in graph.graph_def.library.function}
+    layers, weights = hashlib.sha256(), hashlib.sha256()
+    numbers: dict[str, int] = {}
+    queue: list[str] = []
+
+    def number(tensor: str) -> str:
+        name = producer(tensor)
+        if name not in numbers:
+            numbers[name] = len(numbers)
+            queue.append(name)
+        return f"{numbers[name]}:{tensor.partition(':')[2] or 0}"
+
+    layers.update(" ".join(number(tensor) for tensor, _ in graph.outputs.values()).encode())
+    for name in queue:  # grows while it is read
+        node = nodes[name]
+        layers.update(" ".join(map(number, node.input)).encode())
+        for part in _described(node, functions, skipped="value" if node.op == "Const" else None):
+            layers.update(part)
+        if node.op == "Const":
+            layers.update(node.attr["value"].tensor.tensor_shape.SerializeToString(deterministic=True))
+            weights.update(node.attr["value"].SerializeToString(deterministic=True))
+    for table in graph.tables.values():
+        for values in (table.keys, table.values):
+            weights.update(tf.io.serialize_tensor(values).numpy())
+    return layers.hexdigest(), weights.hexdigest()
+
+
+def _described(node: Any, functions: Mapping[str, Sequence[Any]], skipped: str | None = None) -> Iterator[bytes]:
+    """Yields the op of a node and its attributes, and those of the functions that it calls."""
+    yield node.op.encode()
+    for key in sorted(node.attr):
+        if key.startswith("_") or key in (skipped, *NAMES):
+            continue
+        value = node.attr[key]
+        called = [value.func.name] if value.HasField("func") else [each.name for each in value.list.func]
+        for name in called:
+            for inner in functions[name]:
+                yield from _described(inner, functions)
+        if not called:
+            yield key.encode() + value.SerializeToString(deterministic=True)
