@@ -1,4 +1,5 @@
 from . import data, models, recipes, tasks
+from .compression import CompressedModel, CompressionConfig, CompressionReport, compress
 from .data.config import DataConfig
 from .diagnosis.diagnose import diagnose, profile
 from .distillation import DistillationConfig, FeaturePair, distill, end_distillation
@@ -99,6 +100,10 @@ __all__ = [
     "FeaturePair",
     "distill",
     "end_distillation",
+    "CompressionConfig",
+    "CompressionReport",
+    "CompressedModel",
+    "compress",
     "QuantizationConfig",
     "QuantizedModel",
     "WeightOnlyConfig",
