@@ -14,13 +14,14 @@ from tfopt.cli import main
 from tfopt.cli.exit_codes import SUCCESS, WRONG_USE
 from tfopt.compression import search
 from tfopt.compression.candidates import Allocation, farthest
-from tfopt.compression.config import BYTES, DROP, CompressionConfig
+from tfopt.compression.config import BYTES, DROP, CompressionConfig, changes_in
 from tfopt.compression.front import CompressedModel, CompressionReport, excess, figures_of, front
 from tfopt.compression.search import compress
 from tfopt.errors import ConfigError, TrainingError, UnsupportedModelError
 from tfopt.pruning import StructuredPruningConfig
 from tfopt.pruning.sensitivity_curves import Sensitivity
 from tfopt.recipe import Recipe
+from tfopt.recipes import compose, find_recipe
 from tfopt.report import Receipt
 from tfopt.trials.process import OUTCOME, Outcome
 
@@ -109,8 +110,12 @@ def test_settings_that_cannot_work_are_refused(settings, message):
 def test_a_recipe_of_a_trial_goes_through_toml(tmp_path):
     recipe = CONFIG.recipe("trials/003", {"a": 0.5, "b": 0.0})
     file = tmp_path / "recipe.toml"
-    file.write_text(str(recipe))
+    file.write_text(changes_in(recipe))
     assert Recipe.from_toml(file) == recipe
+    laid_over = compose("resnet_cifar", str(file))
+    assert laid_over.model == find_recipe("resnet_cifar").model
+    assert laid_over.pruning is None
+    assert laid_over.shrink.ratios == {"a": 0.5, "b": 0.0}
     assert CONFIG.recipe("unshrunk", {}).shrink is None
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
+import tomli_w
 import tyro
 from annotated_types import Ge, Gt, Lt, MinLen
 
@@ -18,6 +19,8 @@ from tfopt.exporting.config import Format, Int8Nodes
 from tfopt.pruning.config import StructuredPruningConfig
 from tfopt.quantization.config import QuantizationConfig
 from tfopt.recipe import Recipe
+from tfopt.recipe.tables import changed_settings
+from tfopt.settings.flags import stages
 from tfopt.settings.validation import check_fields
 from tfopt.tasks.scorer import check_metric
 from tfopt.training.config import TrainingConfig
@@ -126,6 +129,24 @@ class CompressionConfig:
             int8_nodes=self.int8_nodes,
             formats=(self.format,),
         )
+
+
+def changes_in(recipe: Recipe) -> str:
+    """Returns a recipe as TOML that can be laid over that of the model: other stages are off, and no model is named.
+
+    Example:
+        >>> print(changes_in(Recipe(name="small", quantization=QuantizationConfig(observer="minmax"))))
+        name = "small"
+        shrink = false
+        pruning = false
+        distillation = false
+        <BLANKLINE>
+        [quantization]
+        observer = "minmax"
+        <BLANKLINE>
+    """
+    off = {stage: False for stage in stages(Recipe) if getattr(recipe, stage) is None}
+    return tomli_w.dumps({"name": recipe.name, **off, **changed_settings(recipe)})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,7 +25,7 @@ from tfopt.atomic.files import write_text
 from tfopt.atomic.own_files import check_replaceable, json_in, json_with, write_own
 from tfopt.compat.kinds import check_keras_3
 from tfopt.compression.candidates import Allocation, farthest, measure_sensitivity, most_ratios, predicted
-from tfopt.compression.config import BYTES, DROP, MEMORY, CompressionConfig, latency_at
+from tfopt.compression.config import BYTES, DROP, MEMORY, CompressionConfig, changes_in, latency_at
 from tfopt.compression.front import (
     CompressedModel,
     CompressionReport,
@@ -317,7 +317,7 @@ class _Search:
     def _call(self, name: str | Path, ratios: Mapping[str, float], *, heals: bool, limit_s: float) -> Outcome:
         own = self.folder / name
         own.mkdir(parents=True, exist_ok=True)
-        write_text(own / RECIPE, f"{self.config.recipe(f'compressed_{own.name}', ratios)}\n")
+        write_text(own / RECIPE, changes_in(self.config.recipe(f"compressed_{own.name}", ratios)))
         arguments = {
             "run": str(self.folder.resolve()),
             "trial": str(own.resolve()),
