@@ -269,13 +269,17 @@ def test_a_network_on_digits_gets_smaller_and_faster(tmp_path):
     assert found == pytest.approx(trained.receipts[0].scores["accuracy"], abs=0.01)
 
 
-def test_the_command_compresses_a_file_and_names_what_is_missing(tmp_path, monkeypatch, capsys):
+def test_the_command_names_what_is_missing(capsys):
     for words, message in [
         (["model.keras", "out"], "needs the examples"),
         (["resnet_cifar", "out", "--data", "digits"], "has examples of its own"),
     ]:
         assert main(["compress", *words]) == WRONG_USE
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_command_compresses_a_file(tmp_path, monkeypatch, capsys):
     MadeUp(monkeypatch)
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((32, 32, 1)), layers.Flatten(), layers.Dense(32, "relu"), layers.Dense(10)])

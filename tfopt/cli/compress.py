@@ -80,12 +80,13 @@ def _of_recipe(
     look_beside()
     data = recipe.data.load()
     score = recipe.find_task().score(data)
-    own = {
+    loss: Any = NOT_KL.get(recipe.find_task().name, "kl")
+    own: dict[str, Any] = {
         "metric": score if isinstance(score, str) else score.name,
         "shrink": recipe.shrink or config.shrink,
         "training": recipe.training,
         "augment": recipe.data.augment,
-        "distillation": recipe.distillation or TeacherConfig(loss=NOT_KL.get(recipe.find_task().name, "kl")),
+        "distillation": recipe.distillation or TeacherConfig(loss=loss),
     }
     defaults = CompressionConfig()
     changed = {key: value for key, value in own.items() if getattr(config, key) == getattr(defaults, key)}

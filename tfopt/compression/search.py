@@ -162,8 +162,8 @@ class _Search:
         found = measure_sensitivity(self.model, self.data, self.config.shrink, len(self.most), seconds)
         self.allocation = Allocation(found, self.most)
         self.study = self._open_study()
-        for number in self.study.finished:  # by an earlier call
-            self._take(number, read_outcome(self._folder_of(number)))
+        for finished in self.study.finished:  # by an earlier call
+            self._take(finished, read_outcome(self._folder_of(finished)))
         while (number := self._next(self.study)) is not None:
             self._try(self.study, number)
 
@@ -251,18 +251,18 @@ class _Search:
             return None
         if self.config.max_trials is not None and len(self.outcomes) >= self.config.max_trials:
             return None
-        # The smallest model counts as tried: nobody expects its score to do, so a search comes near to it by halves.
-        known = [1.0, self.smallest.multiply_adds, *(self.candidates[number][0] for number in self.outcomes)]
         for count in range(STARTUP, MOST_PROPOSALS + 1, STARTUP):
             for number, settings in study.propose(count).items():
                 if number not in self.candidates:
                     ratios = self.allocation.ratios(settings["multiply_adds"], settings["amounts"])
                     self.candidates[number] = self.allocation.share(ratios), ratios
+            # The smallest model counts as tried: its score will hardly do, so a search comes near to it by halves.
+            known = [1.0, self.smallest.multiply_adds, *(self.candidates[each][0] for each in self.outcomes)]
             shares = {number: self.candidates[number][0] for number in study.open}
             worth = {number: share for number, share in shares.items() if not self._reason_to_leave_out(share)}
-            number = farthest(worth, known, *self._interval())
-            if number is not None:
-                return number
+            found = farthest(worth, known, *self._interval())
+            if found is not None:
+                return found
             for number in shares:
                 study.leave_out(number)
         return None
