@@ -29,6 +29,7 @@ COMMANDS = (
     ["recipes"],
     ["models"],
     ["devices"],
+    ["compress"],
     ["export"],
     ["verify"],
     ["bench"],

@@ -1,5 +1,6 @@
 from . import data, models, recipes, tasks
 from .clustering import ClusteringConfig, cluster
+from .compression import CompressedModel, CompressionConfig, CompressionReport, compress
 from .data.config import DataConfig
 from .diagnosis.diagnose import diagnose, profile
 from .distillation import CachedTeacher, DistillationConfig, FeaturePair, cache_teacher, distill, end_distillation
@@ -104,6 +105,10 @@ __all__ = [
     "CachedTeacher",
     "distill",
     "end_distillation",
+    "CompressionConfig",
+    "CompressionReport",
+    "CompressedModel",
+    "compress",
     "QuantizationConfig",
     "QuantizedModel",
     "WeightOnlyConfig",

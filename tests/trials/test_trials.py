@@ -1,0 +1,60 @@
+"""A trial in a process of its own, and the study that proposes it."""
+
+import pytest
+
+from tfopt.trials import process
+from tfopt.trials.process import call_apart, read_outcome
+from tfopt.trials.study import STARTUP, Study
+
+optuna = pytest.importorskip("optuna")
+SPACE = {
+    "share": optuna.distributions.FloatDistribution(0.1, 1.0, log=True),
+    "amounts": optuna.distributions.CategoricalDistribution(("sensitive", "even")),
+}
+
+
+def study_in(folder, seed=0, name="study.db"):
+    return Study(folder / name, "tested", ["loss", "ms"], SPACE, seed)
+
+
+def test_a_function_returns_its_result_and_leaves_the_outcome(tmp_path):
+    outcome = call_apart("tried:add", {"one": 2, "other": 3}, tmp_path, 60.0)
+    assert outcome.result == {"sum": 5}
+    assert not outcome.failure
+    assert read_outcome(tmp_path) == outcome
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "reason"),
+    [("fail", 60.0, "ValueError: no such amount"), ("kill", 60.0, "was killed"), ("hang", 1.0, "it took over 1 s")],
+)
+def test_a_failure_a_crash_and_a_hang_are_outcomes(tmp_path, monkeypatch, name, limit, reason):
+    monkeypatch.setattr(process, "GRACE_S", 0.1)
+    call_apart("tried:add", {"one": 2, "other": 3}, tmp_path, 60.0)  # an earlier result does not count
+    outcome = call_apart(f"tried:{name}", {}, tmp_path, limit)
+    assert outcome.result is None
+    assert reason in outcome.failure
+
+
+def test_a_seed_proposes_the_same_trials_whatever_was_measured_and_stopped(tmp_path):
+    whole = study_in(tmp_path).propose(4)
+    assert len(whole) == 4
+    stopped = study_in(tmp_path, name="stopped.db")
+    stopped.propose(3)
+    stopped.finish(0, [0.1, 2.0])
+    stopped.finish(1, None)
+    stopped.leave_out(2)
+    again = study_in(tmp_path, name="stopped.db")
+    assert again.propose(4) == whole
+    assert again.open == {3}
+    assert again.finished == {0, 1}
+    assert study_in(tmp_path, seed=1, name="other.db").propose(2) != again.propose(2)
+
+
+@pytest.mark.slow
+def test_a_study_learns_once_the_first_trials_have_ended(tmp_path):
+    study = study_in(tmp_path)
+    for number, settings in study.propose(STARTUP).items():
+        study.finish(number, [abs(settings["share"] - 0.5), 1.0])
+    later = [each["share"] for number, each in study.propose(2 * STARTUP).items() if number >= STARTUP]
+    assert sorted(abs(share - 0.5) for share in later)[STARTUP // 2] < 0.2

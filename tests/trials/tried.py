@@ -1,0 +1,22 @@
+"""Functions that the tests call in a process of their own."""
+
+import os
+import signal
+import time
+
+
+def add(one, other):
+    return {"sum": one + other}
+
+
+def fail():
+    raise ValueError("no such amount")
+
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(60)

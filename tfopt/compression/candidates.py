@@ -1,0 +1,127 @@
+"""Candidates: how many channels each group loses for a share of the multiply-adds, and which one to train next."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import keras
+import numpy as np
+
+from tfopt.data import Examples
+from tfopt.pruning import StructuredPruningConfig
+from tfopt.pruning.sensitivity import sensitivity
+from tfopt.pruning.sensitivity_curves import Sensitivity
+from tfopt.pruning.structured.shrink import find_groups
+from tfopt.timing import seconds_of
+
+Amounts = Literal["sensitive", "even"]
+PARTS = (1 / 3, 2 / 3, 1.0)  # of the largest share that a group may lose, at which its sensitivity is measured
+BATCH, BATCHES = 64, 4
+HALVINGS = 20
+NEAR = 0.02  # shares of the multiply-adds this near to each other, as a ratio, are the same model
+
+
+def most_ratios(model: keras.Model, config: StructuredPruningConfig) -> dict[str, float]:
+    """Returns the largest share of its channels that each group of a model may lose, at least one unit less than all.
+
+    Raises:
+        UnsupportedModelError: The model is subclassed or not built.
+    Example:
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(32, name="a"), keras.layers.Dense(2)])
+        >>> most_ratios(model, StructuredPruningConfig(max_ratio=0.75))
+        {'a': 0.75}
+    """
+    _, groups, _ = find_groups(model, config.with_ratios({}))
+    sizes = {group.name: len(group.units) for group in groups}
+    return {name: min(config.max_ratio, (size - 1) / size) for name, size in sizes.items()}
+
+
+def measure_sensitivity(
+    model: keras.Model, examples: Examples, config: StructuredPruningConfig, groups: int, seconds: float
+) -> Sensitivity:
+    """Measures the loss with each group alone made smaller, on a few batches, fewer where time is short."""
+    batches = list(examples.batches("validation", BATCH).take(BATCHES).as_numpy_iterator())
+
+    def evaluate() -> Any:
+        return model.evaluate(*batches[0][:2], verbose=0)
+
+    evaluate()  # traces
+    affordable = int(seconds / (seconds_of(evaluate) * (groups * len(PARTS) + 1)))
+    shares = tuple(config.max_ratio * part for part in PARTS)
+    return sensitivity(model, batches[: max(affordable, 1)], config.with_ratios({}), shares=shares, score="loss")
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Divides what leaves among the groups of a model.
+
+    Attributes:
+        found: The sensitivity of each group.
+        most: The largest share of its channels that each group may lose.
+    """
+
+    found: Sensitivity
+    most: Mapping[str, float]
+
+    def share(self, ratios: Mapping[str, float]) -> float:
+        """Returns the share of the multiply-adds that are left."""
+        assert self.found.cost is not None  # it is of channels
+        return self.found.cost(ratios)
+
+    @property
+    def least(self) -> float:
+        """The smallest share of the multiply-adds that may be left."""
+        return self.share(self.most)
+
+    def ratios(self, share: float, amounts: Amounts) -> dict[str, float]:
+        """Returns the ratio of each group: less where it hurts, or the same for all."""
+        if amounts == "sensitive":
+            chosen = self.found.allocate(target_flops=share).ratios
+            return {name: round(min(chosen[name], most), 6) for name, most in self.most.items()}
+        low, high = 0.0, 1.0
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if self.share(self._even(middle)) <= share else (middle, high)
+        return self._even(high)
+
+    def _even(self, ratio: float) -> dict[str, float]:
+        return {name: round(min(ratio, most), 6) for name, most in self.most.items()}
+
+
+def predicted(share: float, measured: Iterable[tuple[float, float]]) -> float:
+    """Returns a figure at a share of the multiply-adds, on straight lines between the measured shares.
+
+    Example:
+        >>> predicted(0.5, [(1.0, 8.0), (0.0, 2.0)])
+        5.0
+    """
+    shares, figures = zip(*sorted(measured), strict=True)
+    return float(np.interp(share, shares, figures))
+
+
+def farthest(shares: Mapping[int, float], known: Sequence[float], low: float, high: float) -> int | None:
+    """Returns the number of the candidate whose share is, as a ratio, farthest from all known ones.
+
+    Candidates between `low`, known to be too small, and `high`, known to be large enough, come first: there a search
+    halves the interval. None is returned if every candidate is next to a known one.
+
+    Args:
+        shares: The share of the multiply-adds of each candidate, by its number.
+        known: Shares that need not be tried again.
+        low, high: The interval.
+    Example:
+        >>> farthest({1: 0.9, 2: 0.3, 3: 0.12}, [1.0, 0.1], 0.1, 1.0)
+        2
+        >>> farthest({1: 0.9, 3: 0.12}, [1.0, 0.3, 0.1], 0.3, 1.0)
+        1
+    """
+    distances = {
+        number: min(abs(math.log(share / other)) for other in known) if known else math.inf
+        for number, share in shares.items()
+    }
+    apart = {number: distance for number, distance in distances.items() if distance > NEAR}
+    between = {number: distance for number, distance in apart.items() if low < shares[number] < high}
+    return max(between or apart, key=lambda number: (between or apart)[number], default=None)

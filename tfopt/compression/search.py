@@ -1,0 +1,374 @@
+"""`tfopt.compress`: the smallest and fastest artifacts of a model within a budget, found by measurement.
+
+Before any training two artifacts are measured: the smallest that the settings allow, without training, and the given
+model with all its channels. What no trained model can reach is then known, and what others will cost is predicted from
+their multiply-adds. optuna proposes how many multiply-adds are left, and how the groups of channels share the loss.
+Proposals that the prediction puts over the budget are left out. The others are trained, the one first that tells most.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import keras
+import pydantic
+
+from tfopt.atomic.directories import exclusive
+from tfopt.atomic.files import write_text
+from tfopt.atomic.own_files import check_replaceable, json_in, json_with, write_own
+from tfopt.compat.kinds import check_keras_3
+from tfopt.compression.candidates import Allocation, farthest, measure_sensitivity, most_ratios, predicted
+from tfopt.compression.config import BYTES, DROP, MEMORY, CompressionConfig, changes_in, latency_at
+from tfopt.compression.front import (
+    CompressedModel,
+    CompressionReport,
+    TrialRecord,
+    excess,
+    figures_of,
+    front,
+    show_figure,
+)
+from tfopt.compression.trial import ARTIFACT, BASELINE, DATA, MODEL, RECIPE
+from tfopt.data import Examples, convert
+from tfopt.data.arguments import optional_package
+from tfopt.distillation import distill
+from tfopt.distillation.config import PARENT
+from tfopt.errors import ConfigError, TrainingError, UnsupportedModelError
+from tfopt.exporting import export
+from tfopt.exporting.verification.sizes import bytes_on_disk
+from tfopt.models.copying import copy_model
+from tfopt.report import Receipt
+from tfopt.runner.model_check import with_float_inputs
+from tfopt.settings.validation import check_type
+from tfopt.trials.process import OUTCOME, Outcome, call_apart, read_outcome
+from tfopt.trials.study import STARTUP, Study
+
+MARK, STUDY, REPORT, PLOT = "compression.json", "study.db", "report.json", "front.svg"
+SMALLEST, UNSHRUNK = "smallest", "unshrunk"
+MOST_PROPOSALS = 8 * STARTUP
+MARGIN = 1.25  # a prediction must exceed a bound by this factor to leave a candidate out
+TOO_SMALL = 0.8  # of a share at which too much of the score was lost
+NOISE = 1.05  # of a measured latency
+OnStep = Callable[[str], object]
+
+
+def compress(
+    model: keras.Model,
+    data: Examples,
+    config: CompressionConfig | None = None,
+    *,
+    directory: str | Path,
+    on_step: OnStep = lambda words: None,
+) -> CompressionReport:
+    """Searches for smaller and faster artifacts of a trained model within a budget, by measurement on this machine.
+
+    Each trial removes channels, trains what is left with the given model as its teacher, quantizes to int8, exports,
+    and measures score, latency and size in fresh processes. It runs in a process of its own: one that crashes, hangs or
+    finds no memory is recorded, and the search goes on. The time limit is kept, and the result is what was found until
+    then. Called again with the same directory after a stop, the search goes on; the same seed proposes the same first
+    trials in any case, and later ones depend on what was measured.
+
+    Args:
+        model: A built functional or Sequential Keras model, trained, and compiled with its loss.
+        data: Examples to train on, to score and to calibrate with; `tfopt.data.arrays` makes them of arrays. The scores
+            are those of the validation part, or of the test part if there is none.
+        config: The budget and the settings. None means CompressionConfig(), which has no bounds.
+        directory: Directory for the trials, their artifacts, report.json and front.svg. It is new, or of an earlier
+            call with the same model and settings; the limits of time and of trials may differ.
+        on_step: Is called with a few words when a step begins.
+    Returns: A report. `report.front` has the artifacts of which none is better in every figure, `report.best` the
+        fastest within the budget, and `report.missed` by how much the nearest one misses it.
+    Raises:
+        ConfigError: The budget cannot be met: even the smallest model is too large or too slow. This is known before
+            any training. Or a setting or the examples are wrong, the directory is of another model or of other
+            settings, or the time limit is too short for the first measurements.
+        UnsupportedModelError: The model is not compiled, or has no channels that can be removed.
+        TrainingError: The first measurements failed in their own processes.
+    Example:
+        >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        >>> compress(model, [1, 2], directory="never")
+        Traceback (most recent call last):
+        ...
+        tfopt.errors.ConfigError: data must be an Examples. ...
+    """
+    start = time.monotonic()
+    config = CompressionConfig() if config is None else config
+    check_type("config", config, CompressionConfig)
+    check_type("data", data, Examples, "Pass for example tfopt.data.arrays(x, y).")
+    check_keras_3(model)
+    if not getattr(model, "compiled", False) or not model.get_compile_config():
+        raise UnsupportedModelError(
+            f"model must be compiled, because smaller ones are trained with its loss. Received: "
+            f"{getattr(model, 'name', model)!r} without a loss. Call model.compile."
+        )
+    optional_package("optuna", "compress", "A compression")
+    most = most_ratios(model, config.shrink)
+    if not most:
+        raise UnsupportedModelError(
+            f"model must have channels that can be removed. Received: {model.name!r} without any, with "
+            f"round_to={config.shrink.round_to}. Set a smaller round_to, or export it in int8."
+        )
+    config.recipe(SMALLEST, most).to_toml()  # raises for what another process cannot be given
+    if config.distillation is not None:  # raises for what the outputs cannot learn from this teacher
+        teacher = model if config.distillation.teacher == PARENT else config.distillation.teacher
+        distill(copy_model(model), teacher, config.distillation.distillation())
+    with exclusive(Path(directory)):
+        return _Search(model, data, config, Path(directory), most, start, on_step).run()
+
+
+class _Search:
+    """A search in progress."""
+
+    def __init__(
+        self,
+        model: keras.Model,
+        data: Examples,
+        config: CompressionConfig,
+        folder: Path,
+        most: Mapping[str, float],
+        start: float,
+        on_step: OnStep,
+    ) -> None:
+        self.model, self.data, self.config, self.folder, self.most = model, data, config, folder, most
+        self.start, self.on_step = start, on_step
+        self.candidates: dict[int, tuple[float, dict[str, float]]] = {}  # share of the multiply-adds, and ratios
+        self.outcomes: dict[int, Outcome] = {}
+        self.models: dict[int, CompressedModel] = {}
+        self.study: Study | None = None
+
+    @property
+    def left_s(self) -> float:
+        return self.config.time_limit_s - (time.monotonic() - self.start)
+
+    def run(self) -> CompressionReport:
+        self._prepare()
+        self.smallest = self._untrained(SMALLEST, self.most)
+        self._check_reachable()
+        self.unshrunk = self._untrained(UNSHRUNK, {})
+        if self.left_s > 0:
+            self._search()
+        return self._report()
+
+    def _search(self) -> None:
+        self.on_step("measuring the sensitivity of each group")
+        seconds = self.left_s / 4
+        found = measure_sensitivity(self.model, self.data, self.config.shrink, len(self.most), seconds)
+        self.allocation = Allocation(found, self.most)
+        self.study = self._open_study()
+        for finished in self.study.finished:  # by an earlier call
+            self._take(finished, read_outcome(self._folder_of(finished)))
+        while (number := self._next(self.study)) is not None:
+            self._try(self.study, number)
+
+    def _prepare(self) -> None:
+        """Writes what the processes of the trials read: the model, its float32 artifact and the examples."""
+        mark = self.folder / MARK
+        check_replaceable(mark, json_with("compression"))
+        settings = replace(self.config, time_limit_s=1.0, trial_limit_s=None, max_trials=None)
+        digest = hashlib.sha256(repr(settings).encode())
+        for weight in self.model.weights:
+            digest.update(weight.path.encode() + weight.numpy().tobytes())
+        earlier = json_in(mark.read_bytes()) if mark.is_file() else None
+        if earlier is not None and earlier["compression"] != digest.hexdigest():
+            raise ConfigError(
+                f"directory must be new, or of the same model and settings. Received: {str(self.folder)!r}, which has "
+                "a compression of another model or with other settings. Choose another directory, or remove it."
+            )
+        if earlier is None and any(self.folder.iterdir()) and not (self.folder / DATA).is_dir():
+            raise ConfigError(
+                f"directory must be new, or of an earlier compression. Received: {str(self.folder)!r}, which holds "
+                "something else. Choose another directory."
+            )
+        self.on_step("writing the examples")
+        convert(self.data, self.folder / DATA)  # of an earlier call it compares them
+        if earlier is None:
+            self.on_step("exporting the model in float32")
+            examples = with_float_inputs(self.data.batches("train"), self.model)
+            export(self.model, self.folder / BASELINE, calibration_data=examples)
+            self.model.save(self.folder / MODEL)
+            write_text(mark, json.dumps({"compression": digest.hexdigest()}))
+
+    def _untrained(self, name: str, ratios: Mapping[str, float]) -> CompressedModel:
+        """Measures an artifact that needs no training: its score is that of the model, or does not count."""
+        outcome = read_outcome(self.folder / name)
+        if outcome is None or outcome.failure:
+            self.on_step(f"measuring the {name} model")
+            outcome = self._call(name, ratios, heals=False, limit_s=max(self.left_s, 1.0))
+        if outcome.failure and self.left_s <= 0:
+            raise ConfigError(
+                "time_limit_s must suffice for the measurement of two artifacts. Received: "
+                f"time_limit_s={self.config.time_limit_s:g}, which was over before. Set several minutes."
+            )
+        if outcome.failure:
+            raise TrainingError(
+                f"The {name} model must be measured in a process of its own. Received: {outcome.failure}. "
+                f"{self.folder / name / 'log.txt'} has its output. Layers of your own need "
+                "keras.saving.register_keras_serializable, and a module that another process can import."
+            )
+        return self._model_of(name, outcome.result)
+
+    def _check_reachable(self) -> None:
+        """Raises ConfigError if the smallest model exceeds a bound of size or speed."""
+        own = {name: value for name, value in self.smallest.figures.items() if name != DROP}
+        budget = {name: bound * (NOISE if name.startswith("ms") else 1) for name, bound in self.config.budget.items()}
+        over = excess(own, budget)
+        if over:
+            words = "; ".join(
+                f"{name} {show_figure(name, self.config.budget[name])}, and the smallest model takes "
+                f"{show_figure(name, own[name])}, {show_figure(name, own[name] - self.config.budget[name])} above it"
+                for name in over
+            )
+            raise ConfigError(
+                f"The budget must be reachable on this machine. Received: {words} (max_ratio="
+                f"{self.config.shrink.max_ratio:g}, round_to={self.config.shrink.round_to}). Set a larger budget, a "
+                "larger max_ratio or a smaller round_to, or choose another format."
+            )
+
+    def _open_study(self) -> Study:
+        optuna: Any = optional_package("optuna", "compress", "A compression")
+        least = min(round(self.allocation.least + 5e-4, 3), 0.9)
+        space = {
+            "multiply_adds": optuna.distributions.FloatDistribution(least, 0.98, log=True),
+            "amounts": optuna.distributions.CategoricalDistribution(("sensitive", "even")),
+        }
+        return Study(self.folder / STUDY, "compression", self._told, space, self.config.seed)
+
+    @cached_property
+    def _told(self) -> list[str]:
+        return [DROP, *map(latency_at, self.config.batch_sizes), BYTES]
+
+    def _next(self, study: Study) -> int | None:
+        """Returns the number of the next trial; None at the end of the search."""
+        seconds = [each.seconds for each in self.outcomes.values() if not each.failure]
+        if self.left_s <= min(seconds, default=0.0):
+            return None
+        if self.config.max_trials is not None and len(self.outcomes) >= self.config.max_trials:
+            return None
+        for count in range(STARTUP, MOST_PROPOSALS + 1, STARTUP):
+            for number, settings in study.propose(count).items():
+                if number not in self.candidates:
+                    ratios = self.allocation.ratios(settings["multiply_adds"], settings["amounts"])
+                    self.candidates[number] = self.allocation.share(ratios), ratios
+            # The smallest model counts as tried: its score will hardly do, so a search comes near to it by halves.
+            known = [1.0, self.smallest.multiply_adds, *(self.candidates[each][0] for each in self.outcomes)]
+            shares = {number: self.candidates[number][0] for number in study.open}
+            worth = {number: share for number, share in shares.items() if not self._reason_to_leave_out(share)}
+            found = farthest(worth, known, *self._interval())
+            if found is not None:
+                return found
+            for number in shares:
+                study.leave_out(number)
+        return None
+
+    def _interval(self) -> tuple[float, float]:
+        """Returns the largest share at which too much score was lost, and the smallest at which it was not."""
+        bound = self.config.max_score_drop
+        if bound is None:
+            return 0.0, 1.0
+        found = {each.multiply_adds: each.figures[DROP] <= bound for each in self.models.values()}
+        high = min((share for share, kept in found.items() if kept), default=1.0)
+        return max((share for share, kept in found.items() if not kept and share < high), default=0.0), high
+
+    def _reason_to_leave_out(self, share: float) -> str:
+        low, _ = self._interval()
+        if share < TOO_SMALL * low:
+            return f"a model with {low:.1%} of the multiply-adds loses too much"
+        measured = [self.smallest, self.unshrunk, *self.models.values()]
+        for name, bound in self.config.budget.items():
+            if name in (DROP, MEMORY):
+                continue
+            value = predicted(share, [(each.multiply_adds, each.figures[name]) for each in measured])
+            if value > MARGIN * bound:
+                return f"{name} would be about {show_figure(name, value)}"
+        return ""
+
+    def _try(self, study: Study, number: int) -> None:
+        """Trains and measures one candidate."""
+        share, ratios = self.candidates[number]
+        outcome = read_outcome(self._folder_of(number))  # the process was stopped before optuna was told
+        if outcome is None:
+            self.on_step(f"training trial {number}, with {share:.1%} of the multiply-adds")
+            limit = min(self.config.trial_limit_s or self.left_s / 2, self.left_s)
+            outcome = self._call(self._folder_of(number).relative_to(self.folder), ratios, heals=True, limit_s=limit)
+        if outcome.failure and self.left_s <= 0:  # it was ended because the search ends
+            (self._folder_of(number) / OUTCOME).unlink(missing_ok=True)
+            return
+        self._take(number, outcome)
+        found = self.models.get(number)
+        study.finish(number, None if found is None else [found.figures[name] for name in self._told])
+
+    def _take(self, number: int, outcome: Outcome | None) -> None:
+        if outcome is None:
+            return
+        self.outcomes[number] = outcome
+        if not outcome.failure:
+            self.models[number] = self._model_of(f"trials/{number:03d}", outcome.result)
+
+    def _folder_of(self, number: int) -> Path:
+        return self.folder / "trials" / f"{number:03d}"
+
+    def _call(self, name: str | Path, ratios: Mapping[str, float], *, heals: bool, limit_s: float) -> Outcome:
+        own = self.folder / name
+        own.mkdir(parents=True, exist_ok=True)
+        write_text(own / RECIPE, changes_in(self.config.recipe(f"compressed_{own.name}", ratios)))
+        arguments = {
+            "run": str(self.folder.resolve()),
+            "trial": str(own.resolve()),
+            "metric": self.config.metric,
+            "batch_sizes": list(self.config.batch_sizes),
+            "heals": heals,
+        }
+        return call_apart("tfopt.compression.trial:run_trial", arguments, own, limit_s)
+
+    def _model_of(self, name: str, result: Mapping[str, Any]) -> CompressedModel:
+        receipts = tuple(pydantic.TypeAdapter(Receipt).validate_python(each) for each in result["receipts"])
+        own = self.folder / name
+        return CompressedModel(
+            name=name,
+            artifact=str(own / ARTIFACT),
+            recipe=str(own / RECIPE),
+            multiply_adds=result["multiply_adds"],
+            receipts=receipts,
+            figures=figures_of(receipts),
+        )
+
+    def _report(self) -> CompressionReport:
+        receipts = self.unshrunk.receipts
+        latencies = {latency_at(each.batch_size): each.latency_ms_median * (each.speedup or 1.0) for each in receipts}
+        report = CompressionReport(
+            directory=str(self.folder),
+            score=next(iter(receipts[0].scores)),
+            budget=self.config.budget,
+            baseline={DROP: 0.0, **latencies, BYTES: float(bytes_on_disk(self.folder / BASELINE))},
+            front=front([self.unshrunk, *self.models.values()]),
+            trials=self._trials(),
+            seconds=time.monotonic() - self.start,
+        )
+        write_own(self.folder / REPORT, report.to_json(), CompressionReport.is_own)
+        report.plot(self.folder / PLOT)
+        return report
+
+    def _trials(self) -> tuple[TrialRecord, ...]:
+        """Returns what became of each proposal."""
+        if self.study is None:
+            return ()
+        records, is_open = [], self.study.open
+        for number, settings in self.study.propose(0).items():
+            outcome = self.outcomes.get(number)
+            share = self.candidates[number][0] if number in self.candidates else settings["multiply_adds"]
+            if outcome is not None:
+                state, reason = ("failed" if outcome.failure else "measured"), outcome.failure
+            else:
+                reason = self._reason_to_leave_out(share)
+                state = "open" if number in is_open and not reason else "left out"
+            records.append(
+                TrialRecord(number=number, settings=settings, multiply_adds=share, state=state, reason=reason)
+            )
+        return tuple(records)

@@ -1,0 +1,113 @@
+"""One trial: the model loses channels, is healed by its parent, exported and measured. It runs in its own process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import keras
+
+import tfopt.models.layers  # a file may name the classes that these register
+import tfopt.models.text.attention
+import tfopt.quantization.aware_training.layers
+import tfopt.tasks.keras_metrics
+import tfopt.tasks.label_smoothing  # noqa: F401
+from tfopt.data import Examples, epoch_steps
+from tfopt.data.files.tfrecord import tfrecord
+from tfopt.distillation import distill, end_distillation
+from tfopt.distillation.config import PARENT
+from tfopt.exporting import ExportConfig, export, verify
+from tfopt.pruning import shrink
+from tfopt.recipe import Recipe
+from tfopt.runner.model_check import with_float_inputs
+from tfopt.runner.work import VERIFIED_AT_ONCE
+from tfopt.training import Plan, TrainingConfig, plan
+from tfopt.training import compile as compile_model
+
+MODEL, DATA, BASELINE, ARTIFACT, RECIPE = "parent.keras", "data", "float32", "artifact", "recipe.toml"
+
+
+def run_trial(run: str, trial: str, metric: str, batch_sizes: list[int], heals: bool) -> dict[str, Any]:
+    """Makes and measures the artifact of one trial.
+
+    Args:
+        run: Directory of the search, with the parent, the examples and the float32 artifact of the parent.
+        trial: Directory of the trial, with its recipe.
+        metric: Metric of the score.
+        batch_sizes: Numbers of examples in the timed calls.
+        heals: Whether the model is trained after it has lost channels. Its size and speed do not depend on that.
+    Returns: The share of the multiply-adds that are left, and a receipt for each batch size.
+    """
+    root, own = Path(run), Path(trial)
+    recipe = Recipe.from_toml(own / RECIPE)
+    keras.utils.set_random_seed(recipe.training.seed)
+    examples = tfrecord(directory=root / DATA)
+    decided = plan(healing(recipe))
+    share = 1.0
+    with decided.scope():
+        model = parent = keras.saving.load_model(root / MODEL)
+        if recipe.shrink is not None:
+            shrunk = shrink(parent, recipe.shrink, examples.batches("train"))
+            figures = shrunk.report.metrics
+            model, share = shrunk.model, figures["multiply_adds"] / figures["multiply_adds_before"]
+    if model is not parent and heals:
+        heal(model, parent, recipe, examples, decided)
+    labelled = with_float_inputs(examples.batches("validation", VERIFIED_AT_ONCE), parent)
+    export(
+        model,
+        own / ARTIFACT,
+        export_config(recipe, batch_sizes),
+        calibration_data=with_float_inputs(examples.batches("train"), parent),
+        evaluation_data=labelled,
+        baseline=root / BASELINE,
+    )
+    receipts = [
+        verify(own / ARTIFACT, data=None if number else labelled, metric=metric, batch_size=size)
+        for number, size in enumerate(batch_sizes)
+    ]
+    return {"multiply_adds": share, "receipts": [each.to_dict() for each in receipts]}
+
+
+def healing(recipe: Recipe) -> TrainingConfig:
+    """Returns the settings of the training after channels have left, as in the later fits of a recipe."""
+    rate = recipe.training.learning_rate
+    changed: dict[str, Any] = {"warmup_epochs": 0.0, "ema_momentum": None, "checkpoint_dir": None, "resume": "auto"}
+    if recipe.shrink is not None:
+        changed |= {"epochs": recipe.shrink.epochs, "learning_rate": recipe.shrink.learning_rate or rate}
+    return replace(recipe.training, **changed)
+
+
+def heal(model: keras.Model, parent: keras.Model, recipe: Recipe, examples: Examples, decided: Plan) -> None:
+    """Trains a model that has lost channels, with the loss of its parent and the teacher of the recipe."""
+    training = decided.config
+    steps = epoch_steps(
+        examples,
+        training.global_batch_size,
+        steps_per_epoch=training.steps_per_epoch,
+        drop_remainder=training.drop_remainder,
+    )
+    compiled = keras.saving.deserialize_keras_object(parent.get_compile_config())
+    more = {name: compiled[name] for name in ("loss_weights",) if compiled.get(name) is not None}
+    optimizer = decided.optimizer(steps_per_epoch=steps)
+    compile_model(model, decided, optimizer=optimizer, loss=compiled["loss"], **more)
+    if recipe.distillation is not None:
+        teacher = parent if recipe.distillation.teacher == PARENT else recipe.distillation.teacher
+        distill(model, teacher, recipe.distillation.distillation())
+    batches = decided.pipeline(examples, augment=recipe.data.augmentation(examples))
+    model.fit(batches, epochs=training.epochs, steps_per_epoch=training.steps_per_epoch, shuffle=False, verbose=0)
+    end_distillation(model)
+
+
+def export_config(recipe: Recipe, batch_sizes: list[int]) -> ExportConfig:
+    """Returns the settings of the artifact that a recipe asks for."""
+    if recipe.quantization is None:
+        return ExportConfig(format=recipe.formats[0])
+    int8 = ExportConfig(
+        precision="int8",
+        quantization=recipe.quantization,
+        int8_nodes=recipe.int8_nodes,
+        float_weights="int8",
+        batch_sizes=tuple(batch_sizes),
+    )
+    return int8.of_format(recipe.formats[0])

@@ -1,0 +1,38 @@
+"""The process of one trial: `python -m tfopt.trials.child DIRECTORY` calls the function that a file there names."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+from tfopt.atomic.files import write_text
+from tfopt.settings.calls import import_code
+
+REQUEST, ANSWER = "request.json", "answer.json"
+
+
+def answer(directory: Path) -> None:
+    """Calls the function of the request, and writes what it returns or the error that it raises."""
+    request = json.loads((directory / REQUEST).read_text(encoding="utf-8"))
+    try:
+        found = {"result": import_code("function", request["function"])(**request["arguments"])}
+    except Exception as error:  # noqa: BLE001 - whatever a trial raises is its outcome
+        traceback.print_exc()
+        found = {"error": f"{type(error).__name__}: {error}"}
+    write_text(directory / ANSWER, json.dumps(found))
+
+
+def _end_with_parent() -> None:
+    """Ends this process when the parent does, also if that is killed: nothing else closes the pipe."""
+    sys.stdin.buffer.read()
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    answer(Path(sys.argv[1]))
+    os._exit(0)  # without waiting for threads of TensorFlow

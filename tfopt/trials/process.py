@@ -1,0 +1,99 @@
+"""Calls a function in a process of its own, whose crash, hang or want of memory is an outcome like any other."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tfopt.atomic.files import write_text
+from tfopt.child_processes import end
+from tfopt.exporting.verification.process import ENDED_FROM_OUTSIDE
+from tfopt.report import Record
+from tfopt.trials.child import ANSWER, REQUEST
+
+OUTCOME, LOG = "outcome.json", "log.txt"
+GRACE_S = 3.0  # from SIGTERM to SIGKILL
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome(Record):
+    """What became of a call in a process of its own.
+
+    Attributes:
+        result: What the function returned; None if it failed.
+        failure: Why there is no result; empty if there is one.
+        seconds: How long the process ran.
+    """
+
+    result: Any
+    failure: str = ""
+    seconds: float
+
+
+def call_apart(function: str, arguments: Mapping[str, Any], directory: Path, limit_s: float) -> Outcome:
+    """Calls a function in a fresh Python process, and ends the process if that takes too long.
+
+    The process and all that it has started end with this one. Its output is in log.txt, and the outcome is in
+    outcome.json too, where `read_outcome` finds it.
+
+    Args:
+        function: The function's name, package.module:name. It takes and returns what JSON can hold.
+        arguments: Its keyword arguments.
+        directory: A directory of its own. It is made if it is missing.
+        limit_s: The seconds after which it is ended.
+    Example:
+        >>> import tempfile
+        >>> call_apart("math:gcd", {}, Path(tempfile.mkdtemp()), 60.0).result
+        0
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in (ANSWER, OUTCOME):
+        (directory / name).unlink(missing_ok=True)
+    write_text(directory / REQUEST, json.dumps({"function": function, "arguments": dict(arguments)}))
+    environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    words = [sys.executable, "-m", "tfopt.trials.child", str(directory)]
+    start, late = time.monotonic(), False
+    with (directory / LOG).open("wb") as log:
+        process = subprocess.Popen(
+            words, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+        )
+        try:
+            process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            late = True
+        finally:  # also after Ctrl-C
+            end(process, GRACE_S)
+            assert process.stdin is not None
+            process.stdin.close()
+    answer = _answer(directory)
+    outcome = Outcome(
+        result=answer.get("result"),
+        failure=f"it took over {limit_s:.0f} s" if late and not answer else _failure(answer, process.returncode),
+        seconds=time.monotonic() - start,
+    )
+    write_text(directory / OUTCOME, outcome.to_json())
+    return outcome
+
+
+def read_outcome(directory: Path) -> Outcome | None:
+    """Returns the outcome of an earlier call with this directory, or None if it did not end."""
+    file = directory / OUTCOME
+    return Outcome(**json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
+
+
+def _answer(directory: Path) -> dict[str, Any]:
+    file = directory / ANSWER
+    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def _failure(answer: Mapping[str, Any], code: int) -> str:
+    if answer:
+        return str(answer.get("error", ""))
+    return f"its process {ENDED_FROM_OUTSIDE.get(-code, f'crashed with exit code {code}')}"

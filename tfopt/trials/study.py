@@ -1,0 +1,87 @@
+"""The study of a search: optuna proposes the trials and keeps them in a file, from which a stopped search goes on.
+
+Each proposal has a seed of its own, made of the seed of the study and the number of the trial. So a search that goes on
+proposes what it would have proposed, and the first trials of a seed are always the same: until that many have ended,
+optuna's sampler draws at random, and only then it learns from what was measured.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tfopt.data.arguments import optional_package
+
+STARTUP = 16
+
+
+class Study:
+    """A study of optuna in a file. `optuna-dashboard sqlite:///FILE` shows it.
+
+    Args:
+        file: The file, an SQLite database. An earlier study in it goes on.
+        name: The name of the study.
+        figures: The names of what a trial measures. Less is better.
+        space: optuna's distributions by the name of the setting.
+        seed: The seed of the proposals.
+    Example:
+        >>> import tempfile
+        >>> optuna = optional_package("optuna", "compress", "A search")
+        >>> space = {"share": optuna.distributions.FloatDistribution(0.1, 1.0)}
+        >>> study = Study(Path(tempfile.mkdtemp(), "study.db"), "mine", ["loss"], space, seed=0)
+        >>> first = study.propose(2)
+        >>> study.finish(0, [0.5])
+        >>> sorted(study.open), first == study.propose(2)
+        ([1], True)
+
+    Reference:
+        Akiba et al., "Optuna: A Next-generation Hyperparameter Optimization Framework", KDD 2019, arXiv:1907.10902.
+    """
+
+    def __init__(self, file: Path, name: str, figures: Sequence[str], space: Mapping[str, Any], seed: int) -> None:
+        self._optuna = optional_package("optuna", "compress", "A search")
+        self._space, self._seed = dict(space), seed
+        self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the names are experimental in optuna
+            self._study = self._optuna.create_study(
+                storage=f"sqlite:///{file.resolve()}",
+                study_name=name,
+                directions=["minimize"] * len(figures),
+                load_if_exists=True,
+            )
+            self._study.set_metric_names(list(figures))
+
+    def propose(self, count: int) -> dict[int, dict[str, Any]]:
+        """Returns the settings of the trials by their numbers, after proposing new ones up to `count` trials."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of experimental settings
+            for number in range(len(self._study.get_trials(deepcopy=False)), count):
+                seed = int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0])
+                self._study.sampler = self._optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP)
+                self._study.ask(self._space)
+        return {each.number: dict(each.params) for each in self._study.get_trials(deepcopy=False)}
+
+    @property
+    def open(self) -> set[int]:
+        """The numbers of the trials that have not ended."""
+        return {each.number for each in self._study.get_trials(deepcopy=False) if not each.state.is_finished()}
+
+    @property
+    def finished(self) -> set[int]:
+        """The numbers of the trials that were measured or have failed."""
+        states = self._optuna.trial.TrialState
+        return {each.number for each in self._study.get_trials(states=(states.COMPLETE, states.FAIL))}
+
+    def finish(self, number: int, values: Sequence[float] | None) -> None:
+        """Records what a trial measured; None if it failed."""
+        state = self._optuna.trial.TrialState.FAIL if values is None else None
+        self._study.tell(number, None if values is None else list(values), state=state)
+
+    def leave_out(self, number: int) -> None:
+        """Records that a trial is not worth its time; optuna calls it pruned."""
+        self._study.tell(number, state=self._optuna.trial.TrialState.PRUNED)
