@@ -603,3 +603,12 @@ def test_two_inputs_whose_names_become_one_are_refused(tmp_path):
     one, other = keras.Input((4,), name="a-b"), keras.Input((4,), name="a.b")
     with pytest.raises(UnsupportedModelError, match="must have names that differ in letters and digits"):
         export(keras.Model([one, other], layers.Add()([one, other])), tmp_path / "a")
+
+
+def test_an_input_without_axes_is_refused(tmp_path):
+    module = tf.Module()
+    specs = (tf.TensorSpec((None, 2), name="x"), tf.TensorSpec((), name="factor"))
+    module.serve = tf.function(lambda x, factor: {"y": factor * x}, input_signature=specs)
+    tf.saved_model.save(module, tmp_path / "source", signatures={"serving_default": module.serve})
+    with pytest.raises(UnsupportedModelError, match=r"an axis for the examples.*'factor' is a single float32"):
+        export(tmp_path / "source", tmp_path / "a")

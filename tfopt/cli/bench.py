@@ -30,7 +30,7 @@ class BenchOptions:
     batch_sizes: tuple[int, ...] = (1,)
     """Numbers of examples in each timed call, for example 1 8."""
     threads: tuple[int, ...] = (0,)
-    """Numbers of intra-op threads, for example 0 1. 0 is the default of each runtime."""
+    """Numbers of intra-op threads, for example 0 1. 0 is the default of each runtime, in LiteRT one for each core."""
     inputs: str | None = None
     """Examples for the timed calls: a .npy file for models with one input, or a .npz file with an array for each input.
     By default they are drawn, for an artifact as its manifest says."""

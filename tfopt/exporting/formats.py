@@ -147,11 +147,21 @@ def format_of(path: Path) -> FileFormat:
 
 
 def files_of(path: Path) -> list[Path]:
-    """Returns the files of a model's directory, or a model's file with the weights that OpenVINO keeps beside it.
+    """Returns the files of a model's directory, or a model's file with those beside it that have its weights.
 
     Example:
         >>> files_of(Path("nowhere"))
         []
     """
-    candidates = path.rglob("*") if path.is_dir() else [path, *([path.with_suffix(".bin")] * (path.suffix == ".xml"))]
+    candidates = path.rglob("*") if path.is_dir() else [path, *_files_beside(path)]
     return sorted(file for file in candidates if file.is_file())
+
+
+def _files_beside(path: Path) -> list[Path]:
+    if path.suffix == ".xml":  # OpenVINO's
+        return [path.with_suffix(".bin")]
+    if path.suffix == ".onnx" and path.is_file():
+        external: Any = import_module("tfopt.exporting.onnx.external")
+        found: list[Path] = external.files(path)
+        return found
+    return []

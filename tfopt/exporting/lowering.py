@@ -27,7 +27,7 @@ from tfopt.graph.fold import WEIGHTED
 from tfopt.graph.unfolded import freeze_unfolded
 from tfopt.quantization import QuantizedModel, WeightOnlyConfig
 from tfopt.quantization.annotation.annotate import has_ranges
-from tfopt.quantization.calibration.calibrate import HeldOut, computable, read_calibration_data
+from tfopt.quantization.calibration.calibrate import CalibrationData, HeldOut, computable, read_calibration_data
 from tfopt.quantization.config import check_exclude, matches
 from tfopt.quantization.keras_methods import KerasQuantized
 from tfopt.quantization.quantize import quantize_frozen
@@ -97,6 +97,7 @@ def lower(model: Any, config: ExportConfig, calibration_data: Any, evaluation_da
     calibrates = given is None and config.precision == "int8" and not has_ranges(source)
     calibration = config.quantization if calibrates else None
     data = read_calibration_data(source, calibration_data, evaluation_data, calibration)
+    _check_pixels(data, source, config)
     if given is None and config.precision == "int8":
         given = quantize_frozen(source, config.quantization, data if calibrates else None)
     lowered = _without_int8(source, config, data.sample) if given is None else _with_int8(given, config, data.sample)
@@ -116,6 +117,14 @@ def _check_processing(source: FrozenGraph, config: ExportConfig) -> None:
         image_input(source, config.preprocessing)
     if config.postprocessing is not None:
         class_output(source, config.postprocessing)
+
+
+def _check_pixels(data: CalibrationData, source: FrozenGraph, config: ExportConfig) -> None:
+    """Raises ConfigError, before the work, if the data cannot come from pixels."""
+    evaluation = data.held_out() if data.evaluation else None
+    for examples in (data.sample, evaluation and evaluation.inputs):
+        if config.preprocessing is not None and examples is not None:
+            to_pixels(examples, image_input(source, config.preprocessing), config.preprocessing)
 
 
 def _with_processing(lowered: Lowered, config: ExportConfig) -> Lowered:

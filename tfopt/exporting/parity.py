@@ -72,9 +72,16 @@ def make_check(
     Raises:
         ConfigError: The data holds NaN or infinity, or the model cannot compute with the examples, or `compute` is
             "float16" and a node overflows where the source's outputs are finite.
-        UnsupportedModelError: The model fails on inputs of its own shapes, or its outputs hold NaN.
+        UnsupportedModelError: An input has no axes, the model fails on inputs of its own shapes, or its outputs hold
+            NaN.
     """
     specs = {name: TensorRecord.of(spec) for name, spec in graphs[DEFAULT_SIGNATURE].inputs.items()}
+    for name, spec in specs.items():
+        if spec.shape == ():
+            raise UnsupportedModelError(
+                f"Each input must have an axis for the examples. Received: {source.name!r}, whose input {name!r} is a "
+                f"single {spec.dtype}. Give it the shape [batch, 1], or make it a constant."
+            )
     strings = [name for name, spec in specs.items() if spec.dtype == "string"]
     words: dict[str, tuple[str, ...]] = {}
     if sample is None:

@@ -19,8 +19,11 @@ from tfopt.graph.tables import Table
 
 LARGE = 4096  # bytes; constants from which shapes are computed are smaller
 HEAVY = 2**27  # bytes; to free a smaller graph at once is not worth a second
-# Words in the lines of TensorFlow's errors that do not give the reason.
-UNTOLD = ("Graph execution error", "Detected at node", "<stack traces", "  File ", "Node: ")
+# Words in the lines of a runtime's errors that do not give the reason.
+UNTOLD = (
+    *("Graph execution error", "Detected at node", "<stack traces", "  File ", "Node: "),
+    *("Exception from src/", "Check '"),  # OpenVINO's
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,9 +207,11 @@ def _describe(inputs: Any) -> str:
 
 
 def reason_of(message: str) -> str:
-    """Returns the line of an error of TensorFlow that gives the reason.
+    """Returns the line of an error of TensorFlow, or of OpenVINO, that gives the reason.
 
     Example:
+        >>> reason_of("RuntimeError: Exception from src/core.cpp:84:\\nCheck 'x' failed at src/a.cpp:1:\\nno weights")
+        'no weights'
         >>> reason_of("Graph execution error:\\n\\nDetected at node a\\nindices[0] = 9 is not in [0, 5)")
         'indices[0] = 9 is not in [0, 5)'
     """

@@ -204,6 +204,12 @@ def test_an_operator_that_a_runtime_lacks_is_told(tmp_path):
     assert found.outside == ("FlexMatrixInverse runs TensorFlow's MatrixInverse: a runtime needs the Flex delegate",)
 
 
+def test_scales_and_zero_points_of_openvino_are_no_parameters(files, tmp_path):
+    converted = openvino.convert_model(files / "onnx_int8" / "model.onnx")
+    openvino.save_model(converted, tmp_path / "model.xml")
+    assert inspect(tmp_path / "model.xml").parameters == inspect(files / "onnx_int8").parameters
+
+
 def test_weights_of_an_onnx_file_outside_of_its_directory_are_told_and_not_read(files, tmp_path):
     model = onnx.load(files / "onnx" / "model.onnx")
     tensor = max(model.graph.initializer, key=lambda each: len(each.raw_data))

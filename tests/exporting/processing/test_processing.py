@@ -254,6 +254,11 @@ def test_of_several_inputs_and_outputs_one_is_named(tmp_path):
     np.testing.assert_array_equal(outputs["classes"][:, 0], right.reshape(2, -1).argmax(axis=-1))
 
 
+def flat(*shape):
+    inputs = keras.Input(shape, name="image")
+    return keras.Model(inputs, layers.Flatten()(inputs))
+
+
 WRONG = {
     "needs one input of images.*left.*right": (two_images, PreprocessingConfig(), None),
     "Unknown input 'middle'": (two_images, PreprocessingConfig(input="middle"), None),
@@ -261,6 +266,13 @@ WRONG = {
     "Unknown output 'c'": (two_images, None, PostprocessingConfig(softmax=True, output="c")),
     "mean must have one number.*3 channels": (None, PreprocessingConfig(mean=(1.0, 2.0)), None),
     r"size must be that of the model's input.*\(8, 8\)": (None, PreprocessingConfig(size=(9, 9)), None),
+    "reverse_channels is for images of 3 channels.*has 4 channels": (
+        lambda: flat(4, 4, 4),
+        PreprocessingConfig(reverse_channels=True),
+        None,
+    ),
+    r"height, width, channels.*\(None, 3, 8, 16\)": (lambda: flat(3, 8, 16), PreprocessingConfig(), None),
+    r"classes, two or more.*\(None, 1\)": (lambda: flat(1, 1, 1), None, PostprocessingConfig(top_k=1)),
     "at most the number of classes, 5.*top_k=6": (None, None, PostprocessingConfig(top_k=6)),
     "a name for each of 5 classes.*2 names": (None, None, PostprocessingConfig(top_k=1, class_names=("a", "b"))),
 }
@@ -301,6 +313,15 @@ def test_calibration_data_is_what_the_model_takes(data, model, tmp_path):
     config = ExportConfig(preprocessing=PreprocessingConfig(scale=1 / 255))
     with pytest.raises(ConfigError, match=r"calibration_data must be what the model takes.*which are pixels from"):
         export(model, tmp_path / "a", config, calibration_data=data)
+
+
+def test_calibration_data_is_checked_before_the_quantization(model, tmp_path, monkeypatch):
+    monkeypatch.setattr("tfopt.exporting.lowering.quantize_frozen", None)
+    config = ExportConfig(precision="int8", preprocessing=IMAGENET)
+    data = {"calibration_data": normalised(PIXELS), "evaluation_data": normalised(PIXELS)}
+    for name in data:
+        with pytest.raises(ConfigError, match="calibration_data must be what the model takes"):
+            export(model, tmp_path / "a", config, **(data | {name: PIXELS.astype("float32")}))
 
 
 def test_an_artifact_with_names_is_not_exported_again(artifacts, tmp_path):

@@ -125,6 +125,25 @@ def test_an_earlier_version_is_never_overwritten(artifacts, tmp_path):
     assert publish(artifacts / "float32", tmp_path).version == 8
 
 
+def test_a_version_with_leading_zeros_counts_as_servers_read_it(artifacts, tmp_path):
+    for number in ("00000123", "0", "9223372036854775808", "12a"):
+        (tmp_path / "mine" / number).mkdir(parents=True)
+    assert publish(artifacts / "onnx", tmp_path, name="mine").version == 124
+    with pytest.raises(ConfigError, match=r"version must be new.*mine/00000123 exists"):
+        publish(artifacts / "onnx", tmp_path, name="mine", version=123)
+    (tmp_path / "mine" / "124").rename(tmp_path / "mine" / "0124")
+    with pytest.raises(ConfigError, match=r"All versions of a served model.*mine/0124 is onnx"):
+        publish(artifacts / "float32", tmp_path, name="mine")
+
+
+def test_a_version_fits_64_bits(artifacts, tmp_path):
+    with pytest.raises(ConfigError, match=r"version must be.*Received: version=9223372036854775808"):
+        publish(artifacts / "onnx", tmp_path, version=2**63)
+    publish(artifacts / "onnx", tmp_path, version=2**63 - 1)
+    with pytest.raises(ConfigError, match=r"version must be.*Received: version=9223372036854775808"):
+        publish(artifacts / "onnx", tmp_path)
+
+
 def test_warm_up_requests_are_messages_that_the_model_answers(artifacts, tmp_path):
     version = tmp_path / "mine" / "1"
     publish(artifacts / "float32", tmp_path, name="mine", batch_sizes=(3, 1))
@@ -315,9 +334,26 @@ def test_a_fixed_batch_an_open_size_and_a_single_value_in_config(artifacts, pars
     assert (fixed.max_batch_size, fixed.HasField("dynamic_batching")) == (0, False)
     assert [list(each.dims) for each in (*fixed.input, *fixed.output)] == [[4, 3], [4, -1]]
     assert [(each.batch_size, list(each.inputs[0].value.dims)) for each in fixed.model_warmup] == [(1, [4, 3])]
+    alone = config_of({"x": ((None, 3), "float32")}, {"y": ((2,), "float32")}, {"x": (4, 3)})
+    assert [(each.name, list(each.inputs[0].value.dims)) for each in alone.model_warmup] == [
+        ("1 example", [1, 3]), ("8 examples", [8, 3]),
+    ]  # fmt: skip
     evil = 'x" dims: [1] } ] model_operations { op_library_filename: "/evil.so" } input [ { name: "y'
     quoted = config_of({evil: ((None, 3), "float32")}, {'say "hi"': ((None, 1), "float32")}, {evil: (2, 3)})
     assert ([each.name for each in quoted.input], quoted.output[0].name) == ([evil], 'say "hi"')
+
+
+def test_triton_gets_no_config_that_it_cannot_serve(artifacts, tmp_path):
+    manifest = read_manifest(artifacts / "onnx")
+    inputs = {"x": TensorRecord(shape=(4, 3), dtype="float32")}
+    for name, shape, reason in (("sum", (), "has no axes"), ("all", None, "the number of axes of 'all' is open")):
+        outputs = {name: TensorRecord(shape=shape, dtype="float32")}
+        given = replace(manifest, signature=SignatureRecord(inputs=inputs, outputs=outputs))
+        (skip,) = triton.write(tmp_path, given, (1, 8), warm_up=True)
+        assert reason in skip.reason
+    # Triton's backend for OpenVINO answers batches of max_batch_size only.
+    assert not list(triton.write(tmp_path, replace(manifest, model_format="openvino"), (1, 8), warm_up=True))
+    assert not files_below(tmp_path)
 
 
 def test_all_versions_take_and_give_the_same(artifacts, tmp_path):

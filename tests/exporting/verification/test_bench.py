@@ -1,10 +1,12 @@
 """Models side by side: what is measured of each, which are named, and what is said of those that cannot be measured."""
 
 import json
+import os
 from pathlib import Path
 
 import keras
 import numpy as np
+import onnx
 import pydantic
 import pytest
 import tensorflow as tf
@@ -14,8 +16,9 @@ from public_interface import without_words
 from tfopt import benchmark
 from tfopt.cli import main
 from tfopt.errors import ArtifactError, ConfigError
-from tfopt.exporting import ExportConfig, export
+from tfopt.exporting import ExportConfig, export, inspect
 from tfopt.exporting.manifest import TensorRecord
+from tfopt.exporting.verification import litert_only, onnxruntime_only
 from tfopt.exporting.verification.candidate import Candidate
 from tfopt.exporting.verification.inputs import drawn_from
 from tfopt.exporting.verification.process import RuntimeProcess
@@ -264,10 +267,84 @@ def test_a_foreign_model_gets_the_inputs_of_another_that_has_such(models):
 
 
 def test_inputs_cannot_be_drawn_of_strings_or_without_a_rank():
-    for shape, dtype in (((None,), "string"), (None, "float32"), ((), "float32")):
+    own, none = "Pass inputs", "Give it an axis for the examples"
+    for shape, dtype, remedy in (((None,), "string", own), (None, "float32", own), ((), "float32", none)):
         spec = TensorRecord(shape=shape, dtype=dtype)
-        with pytest.raises(ArtifactError, match="Inputs can be drawn of numbers in a known rank of at least 1"):
+        with pytest.raises(
+            ArtifactError, match=rf"Inputs can be drawn of numbers in a known rank of at least 1.*{remedy}"
+        ):
             drawn_from({"x": spec})
+
+
+def test_inputs_that_no_memory_holds_are_the_failure_of_their_model():
+    for sizes, kind in (((2**30, 2**20), "MemoryError"), ((2**40, 2**40), "ValueError")):
+        large = candidate(x=((None, *sizes), "float32"))
+        with large.noting_failure():
+            large.choose_inputs([], {}, None)
+            large.make_batches((1,))
+        assert kind in large.failure
+
+
+def test_weights_beside_an_onnx_file_are_part_of_it(models, tmp_path):
+    file = tmp_path / "weights_beside.onnx"
+    model = onnx.load(models / "foreign.onnx")
+    onnx.save(model, file, save_as_external_data=True, location="weights.data", size_threshold=0)
+    found = benchmark([file], batch_sizes=(2,), seconds=0).models[0]
+    assert not found.failure
+    assert found.bytes_on_disk == file.stat().st_size + (tmp_path / "weights.data").stat().st_size
+    assert inspect(file).bytes_on_disk == found.bytes_on_disk
+    assert not inspect(file).outside
+
+
+def test_an_output_may_hold_strings_and_no_maps(tmp_path):
+    x = onnx.helper.make_tensor_value_info("x", 1, [None, 2])
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.STRING, [None])
+    names = onnx.helper.make_tensor("names", onnx.TensorProto.STRING, [2], [b"red", "grün".encode()])
+    best = onnx.helper.make_node("ArgMax", ["x"], ["i"], axis=1, keepdims=0)
+    strings = onnx.helper.make_graph(
+        [best, onnx.helper.make_node("Gather", ["names", "i"], ["y"])], "s", [x], [y], [names]
+    )
+    entry = onnx.helper.make_map_type_proto(onnx.TensorProto.INT64, onnx.helper.make_tensor_type_proto(1, None))
+    many = onnx.helper.make_value_info("y", onnx.helper.make_sequence_type_proto(entry))
+    zipped = onnx.helper.make_node("ZipMap", ["x"], ["y"], domain="ai.onnx.ml", classlabels_int64s=[0, 1])
+    maps = onnx.helper.make_graph([zipped], "maps", [x], [many])
+    opsets = [onnx.helper.make_opsetid("", 18), onnx.helper.make_opsetid("ai.onnx.ml", 1)]
+    given = {"x": np.array([[1, 2], [2, 1]], np.float32)}
+    for graph in (strings, maps):
+        onnx.save(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=9), tmp_path / f"{graph.name}.onnx")
+    with RuntimeProcess(tmp_path / "s.onnx") as process:
+        assert [each.decode() for each in process.predict(given)["y"]] == ["grün", "red"]
+    refused = pytest.raises(ArtifactError, match="its outputs must be tensors of numbers or strings")
+    with RuntimeProcess(tmp_path / "maps.onnx") as process, refused:
+        process.predict(given)
+
+
+@pytest.mark.parametrize("location", ["../secret", "/etc/passwd", "*/_ORT_MEM_ADDR_/*", "..", "", "link"])
+def test_tensors_of_other_directories_are_never_read(location, tmp_path):
+    (tmp_path / "secret").write_bytes(b"1234")
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    (inner / "link").symlink_to(tmp_path / "secret")
+    tensor = onnx.TensorProto(name="t", data_type=1, dims=[1], data_location=onnx.TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value=location)
+    constant = onnx.helper.make_node("Constant", [], ["y"], value=tensor)
+    held = onnx.helper.make_node("Identity", ["t"], ["y"])
+    y = onnx.helper.make_tensor_value_info("y", 1, [1])
+    bodies = (([held], [tensor]), ([constant], []))  # as an initializer, and as an attribute
+    for nodes, tensors in bodies:
+        body = onnx.helper.make_graph(nodes, "body", [], [y], tensors)
+        choice = onnx.helper.make_node("If", ["b"], ["y"], then_branch=body, else_branch=body)
+        b = onnx.helper.make_tensor_value_info("b", 9, [])
+        for graph in (body, onnx.helper.make_graph([choice], "outer", [b], [y])):
+            onnx.save(onnx.helper.make_model(graph), inner / "model.onnx")
+            with pytest.raises(ValueError, match="its weights must be in the file itself or in one beside it, and t "):
+                onnxruntime_only.Runtime().load(str(inner / "model.onnx"))
+            assert inspect(inner / "model.onnx").outside == (f"weights of {location!r} touch files",)
+
+
+def test_litert_has_the_cores_that_the_process_may_use(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3}, raising=False)
+    assert litert_only.cores() == 1
 
 
 def test_a_fixed_batch_size_is_the_only_one(tmp_path):
@@ -283,13 +360,39 @@ def test_a_fixed_batch_size_is_the_only_one(tmp_path):
 
 
 def test_a_warning_says_that_inputs_differ_or_that_results_are_wrong_here(models, tmp_path, monkeypatch):
-    inputs = keras.Input((5,), name="row")
-    export(keras.Model(inputs, layers.Dense(1)(inputs)), tmp_path / "other", ExportConfig(format="onnx"))
+    inputs = keras.Input((None, 5), name="row")
+    mean = layers.GlobalAveragePooling1D()(inputs)
+    export(keras.Model(inputs, layers.Dense(1)(mean)), tmp_path / "other", ExportConfig(format="onnx"))
     monkeypatch.setattr("tfopt.exporting.verification.bench.missing_instructions", lambda *given: "It needs VNNI.")
-    found = benchmark([models / "foreign.onnx", tmp_path / "other"], seconds=0)
-    assert "other was timed on inputs of the shape (None, 5), and foreign.onnx on (None, 32)" in found.warnings
+    found = benchmark([models / "foreign.onnx", tmp_path / "other"], seconds=0, open_size=7)
+    assert "other was timed on inputs of the shape (None, 7, 5), and foreign.onnx on (None, 32)" in found.warnings
+    assert len([each for each in found.warnings if "pass open_size (--open-size)" in each]) == 1
     assert "other: It needs VNNI." in found.warnings
     assert len([each for each in found.warnings if "VNNI" in each]) == 1  # no manifest says what the other one needs
+
+
+def test_an_open_rank_needs_given_inputs_and_nan_is_told(tmp_path):
+    x, y = (onnx.helper.make_tensor_value_info(name, 1, None) for name in "xy")
+    nodes = [onnx.helper.make_node("Sqrt", ["x"], ["y"])]
+    graph = onnx.helper.make_graph(nodes, "root", [x], [y])
+    opset = onnx.helper.make_opsetid("", 18)
+    onnx.save(onnx.helper.make_model(graph, opset_imports=[opset], ir_version=9), tmp_path / "root.onnx")
+    with pytest.raises(ArtifactError, match=r"known rank of at least 1.*Pass inputs"):
+        benchmark([tmp_path / "root.onnx"], seconds=0)
+    found = benchmark([tmp_path / "root.onnx"], inputs=np.full((1, 3), -1, np.float32), seconds=0)
+    assert found.ok
+    assert found.warnings == ("root.onnx: its outputs hold NaN on the inputs of the timed calls",)
+
+
+def test_a_model_without_inputs_cannot_be_measured():
+    with pytest.raises(ArtifactError, match="must have an input"):
+        candidate().choose_inputs([], {}, None)
+
+
+def test_a_gate_that_nothing_can_reach_is_told(models):
+    wrong = (np.load(models / "xy.npz")["y"] + 1) % 4  # the baseline is never right
+    found = benchmark([models / "foreign.onnx"], data=(X, wrong), gate=0.99, seconds=0)
+    assert found.warnings == ("no model can reach the gate: the baseline, foreign.onnx, has no score above 0",)
 
 
 def test_examples_of_different_numbers_are_no_inputs(models):

@@ -28,6 +28,7 @@ from tfopt.exporting.inspection.contents import (
 )
 from tfopt.exporting.inspection.inlined import MOST_NODES
 from tfopt.exporting.manifest import TensorRecord
+from tfopt.exporting.onnx.external import lies_beside, locations
 from tfopt.profiling.cost.flops import einsum_multiply_adds
 
 Shape = Sequence[int]
@@ -48,7 +49,7 @@ def read(path: Path, open_size: int) -> Contents:
     held = {each.name for each in graph.initializer}
     inputs = {each.name: _record(each) for each in graph.input if each.name not in held}
     sizes = {name: assumed(record.shape, open_size) for name, record in inputs.items() if record.shape is not None}
-    external = sorted({_location(each) for each in graph.initializer if each.data_location == TensorProto.EXTERNAL})
+    external = locations(model)
     notes = [f"weights are in {', '.join(external)}, which is not read"] if external else []
     inferred, reason = _inferred(model, sizes)
     notes += [reason] if reason else []
@@ -65,7 +66,7 @@ def read(path: Path, open_size: int) -> Contents:
             "written by": f"{model.producer_name} {model.producer_version}".strip() or "unknown",
         },
         sizes=sizes,
-        outside=tuple(f"weights of {each!r} touch files" for each in external if _leads_outside(each)),
+        outside=tuple(f"weights of {each!r} touch files" for each in external if not lies_beside(path, each)),
         notes=(*notes, *found.notes),
     )
 
@@ -97,15 +98,6 @@ def _without_functions(model: Any) -> Any:
 
 def _opset(domain: str, version: int) -> str:
     return f"{version} of {domain}" if domain else str(version)
-
-
-def _location(tensor: Any) -> str:
-    return next((each.value for each in tensor.external_data if each.key == "location"), "")
-
-
-def _leads_outside(location: str) -> bool:
-    path = Path(location)
-    return path.is_absolute() or ".." in path.parts
 
 
 def _record(value: Any) -> TensorRecord:
@@ -178,7 +170,8 @@ class _Graph:
                 yield Weight(name=name, shape=tuple(tensor.dims), dtype=dtype, size_bytes=size)
             else:
                 point = self.constants.get(points.get(name, ""))
-                zero = np.unique(numpy_helper.to_array(point)) if point is not None else np.zeros(1)
+                known = point is not None and point.data_location != TensorProto.EXTERNAL
+                zero = np.unique(numpy_helper.to_array(point)) if known else np.zeros(1)
                 values = numpy_helper.to_array(tensor)
                 yield Weight.of(name, values, dtype, int(zero[0]) if zero.size == 1 else 0)
 

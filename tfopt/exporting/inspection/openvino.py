@@ -197,7 +197,7 @@ def _is_grid(reader: Any) -> bool:
     node, place = reader.get_node(), reader.get_index()
     if node.get_type_name() == "FakeQuantize":
         return place > 0
-    if node.get_type_name() == "Convert":  # of a zero point
+    if node.get_type_name() in ("Convert", "Reshape") and place == 0:  # of a zero point, or for each channel
         return all(_is_grid(each) for each in node.output(0).get_target_inputs())
     if node.get_type_name() not in GRIDS or place != 1:
         return False

@@ -52,10 +52,10 @@ def class_output(graph: FrozenGraph, config: PostprocessingConfig) -> str:
     if config.top_k is None:
         return name
     classes = spec.shape.as_list()[1] if spec.shape.rank == 2 else None
-    if spec.dtype != tf.float32 or classes is None:
+    if spec.dtype != tf.float32 or classes is None or classes < 2:
         raise ConfigError(
-            f"top_k needs an output float32 [batch, classes] with a known number of classes. Received: {name!r} "
-            f"{spec.dtype.name} {spec.shape} of {graph.name!r}. Leave top_k out."
+            f"top_k needs an output float32 [batch, classes] with a known number of classes, two or more. Received: "
+            f"{name!r} {spec.dtype.name} {spec.shape} of {graph.name!r}. Leave top_k out."
         )
     if config.top_k > classes:
         raise ConfigError(f"top_k must be at most the number of classes, {classes}. Received: top_k={config.top_k}.")

@@ -21,6 +21,7 @@ from tfopt.graph.edit import FLOAT32, INT32, AttrValue, dtype_attr
 Graph = TypeVar("Graph", bound=FrozenGraph)
 BYTES = dtype_attr(tf.uint8)
 WHITE = 255
+RGB = 3
 
 
 def image_input(graph: FrozenGraph, config: PreprocessingConfig) -> str:
@@ -46,6 +47,12 @@ def image_input(graph: FrozenGraph, config: PreprocessingConfig) -> str:
                 f"{name} must have one number, or one for each of the {channels} channels of {chosen[0]!r}. Received: "
                 f"{name}={getattr(config, name)}."
             )
+    if config.reverse_channels and channels != RGB:
+        raise ConfigError(
+            f"reverse_channels is for images of {RGB} channels, RGB pixels for a model that takes BGR. Received: "
+            f"reverse_channels=True, and {chosen[0]!r} has {channels} channel{'s' if channels > 1 else ''}. Leave it "
+            "out."
+        )
     wanted = config.size or (height, width)
     if any(mine not in (None, size) for mine, size in zip((height, width), wanted, strict=True)):
         raise ConfigError(
@@ -61,7 +68,10 @@ def image_input(graph: FrozenGraph, config: PreprocessingConfig) -> str:
 
 
 def _is_image(spec: tf.TensorSpec) -> bool:
-    return spec.dtype == tf.float32 and spec.shape.rank == 4 and spec.shape[-1] is not None
+    if spec.dtype != tf.float32 or spec.shape.rank != 4 or spec.shape[-1] is None:
+        return False
+    channels_first = spec.shape[1] in (1, RGB) and spec.shape[-1] > RGB + 1  # else images of 3 rows and many channels
+    return not channels_first
 
 
 def from_pixels(graph: Graph, config: PreprocessingConfig, *, for_tensorflow: bool) -> Graph:

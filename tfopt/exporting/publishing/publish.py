@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
-from annotated_types import Ge, MinLen
+from annotated_types import Ge, Le, MinLen
 
 from tfopt.atomic.checked_json import with_checksum
 from tfopt.atomic.directories import MARK, check_target, exclusive, staged_directory
@@ -43,6 +43,8 @@ from tfopt.settings.validation import check_value
 
 NAMES = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # safe in a path, in a URL, and in the files of all servers
 VERSIONS = re.compile("[1-9][0-9]*")
+LARGEST = 2**63 - 1  # servers hold a version in 64 bits
+Version = Annotated[int, Ge(1), Le(LARGEST)]
 BatchSizes = Annotated[tuple[Annotated[int, Ge(1)], ...], MinLen(1)]
 
 
@@ -110,7 +112,7 @@ def publish(
     """
     source, repository = Path(artifact), Path(directory)
     sizes = check_value("batch_sizes", batch_sizes, BatchSizes)
-    check_value("version", version, Annotated[int, Ge(1)] | None)
+    check_value("version", version, Version | None)
     manifest = read_intact_manifest(source)
     name = _name_of(source.resolve()) if name is None else name
     if not (isinstance(name, str) and NAMES.fullmatch(name)):
@@ -155,24 +157,26 @@ def _name_of(artifact: Path) -> str:
 def _free_number(model: Path, wanted: int | None) -> int:
     """Returns the wanted number, or the one after the largest. Raises ConfigError if the version exists."""
     taken = _versions(model)
-    if wanted in taken:
+    if wanted is not None and wanted in taken:
         raise ConfigError(
             f"version must be new, since servers may have loaded the earlier one. Received: version={wanted}, and "
-            f"{model / str(wanted)} exists. Leave version out for {max(taken) + 1}."
+            f"{taken[wanted]} exists. Leave version out for {max(taken) + 1}."
         )
-    return wanted or max(taken, default=0) + 1
+    return wanted or check_value("version", max(taken, default=0) + 1, Version)
 
 
-def _versions(model: Path) -> list[int]:
-    return [int(each.name) for each in model.iterdir() if VERSIONS.fullmatch(each.name)]
+def _versions(model: Path) -> dict[int, Path]:
+    """Returns the directories of versions by number. Servers read a name with leading zeros, as 00000123, too."""
+    numbered = {int(each.name): each for each in model.iterdir() if re.fullmatch("[0-9]+", each.name)}
+    return {number: each for number, each in numbered.items() if 0 < number <= LARGEST}
 
 
 def _check_interface(model: Path, manifest: Manifest) -> None:
     """Raises ConfigError unless the largest version that tfopt wrote has the same format, inputs and outputs."""
-    written = [number for number in _versions(model) if (model / str(number) / MARK).is_file()]
+    written = {number: each for number, each in _versions(model).items() if (each / MARK).is_file()}
     if not written:
         return
-    earlier = model / str(max(written))
+    earlier = written[max(written)]
     other = read_manifest(earlier)
     if other.model_format == manifest.model_format and _alike(other.signature, manifest.signature):
         return

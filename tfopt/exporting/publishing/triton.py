@@ -16,8 +16,9 @@ from tfopt.exporting.publishing.batches import batch_of, is_open, words
 from tfopt.report import Change, Skip
 
 CONFIG = "config.pbtxt"
-# Triton's backend for a format, and its name for the number of threads that compute one call.
-BACKENDS = {"onnx": ("onnxruntime", "intra_op_thread_count"), "openvino": ("openvino", "INFERENCE_NUM_THREADS")}
+# Triton's backend for a format, and its name for the number of threads that compute one call. The backend for OpenVINO
+# answers batches of max_batch_size only, and finds out the inputs and outputs of a model with open sizes by itself.
+BACKENDS = {"onnx": ("onnxruntime", "intra_op_thread_count")}
 TYPES = {
     "float16": "FP16",
     "float32": "FP32",
@@ -33,10 +34,13 @@ def write(model: Path, manifest: Manifest, batch_sizes: Sequence[int], *, warm_u
     if manifest.model_format not in BACKENDS:
         return
     unknown = [name for name, spec in _specs(manifest).items() if spec.shape is None]
+    single = [name for name, spec in _specs(manifest).items() if spec.shape == ()]
     if (model / CONFIG).exists():
         yield Skip(name=CONFIG, kind="Triton", reason="there is one already, which stays as it is")
     elif unknown:
         yield Skip(name=CONFIG, kind="Triton", reason=f"the number of axes of {unknown[0]!r} is open")
+    elif single:
+        yield Skip(name=CONFIG, kind="Triton", reason=f"{single[0]!r} has no axes, and every tensor needs one")
     else:
         write_text(model / CONFIG, config(model.name, manifest, batch_sizes if warm_up else (), max(batch_sizes)))
         joined = (
@@ -88,15 +92,19 @@ def _kind(spec: TensorRecord) -> str:
 
 
 def _call(manifest: Manifest, batch_size: int, joins: bool) -> str:
-    """Returns a call with zeros, which tables of any size hold, in the sizes of the check."""
+    """Returns a call with zeros, which tables of any size hold, in the sizes of the check for each example."""
+    shapes = manifest.check.shapes
     inputs = (
-        f"  inputs {{ key: {json.dumps(key)} value: {{ {_kind(spec)} dims: {_sizes(manifest.check.shapes[key], joins)} "
-        "zero_data: true } }"
+        f"  inputs {{ key: {json.dumps(key)} value: {{ {_kind(spec)} dims: "
+        f"{_sizes(spec, shapes[key], batch_size, joins)} zero_data: true }} }}"
         for key, spec in manifest.signature.inputs.items()
     )
     size = f" batch_size: {batch_size if joins else 1}"  # Triton leaves out a call without it
     return "\n".join([f'model_warmup {{ name: "{words([batch_size])}"{size}', *inputs, "}"])
 
 
-def _sizes(shape: Sequence[int], joins: bool) -> list[int]:
-    return list(shape[joins:]) or [1]
+def _sizes(spec: TensorRecord, checked: Sequence[int], batch_size: int, joins: bool) -> list[int]:
+    if joins:  # then Triton adds the batch itself
+        return list(checked[1:]) or [1]
+    assert spec.shape
+    return [spec.shape[0] or batch_size, *checked[1:]]

@@ -63,8 +63,8 @@ def benchmark(
         models: Artifacts of `tfopt.export` in any format, SavedModels, and files of any format that tfopt writes, such
             as model.onnx. A .keras file is exported with Keras' own `model.export`, and that SavedModel is measured.
         batch_sizes: Numbers of examples in a call. A model with a fixed batch size has only calls of that size.
-        threads: Numbers of intra-op threads. 0 is the default of the model's runtime, and one above the number of cores
-            means all cores.
+        threads: Numbers of intra-op threads. 0 is the default of the model's runtime (in LiteRT one for each core), and
+            one above the number of cores means all cores.
         inputs: Examples for the timed calls: an array, or arrays by the name of the input. None draws them: for an
             artifact as its manifest says, for another model as for the first one with such inputs, or else numbers
             from 0 to 1.
@@ -133,6 +133,10 @@ def benchmark(
     if not _running(found):
         reasons = " ".join(f"{each.name}: {each.failure}" for each in found)
         raise ArtifactError(f"At least one model must run. Received: {len(found)} that cannot be measured. {reasons}")
+    warnings = _warnings(_running(found))
+    if gate is not None and first is not None and all(row.score_share is None for row in rows if not row.failure):
+        reason = "could not be measured" if first.failure else "has no score above 0"
+        warnings.append(f"no model can reach the gate: the baseline, {first.name}, {reason}")
     on_gpu = any("GPU" in each.loaded["devices"] for each in _running(found))
     return judged(
         rows,
@@ -145,7 +149,7 @@ def benchmark(
         baseline=None if data is None or first is None else first.name,
         higher_is_better=higher_is_better(metric),
         gate=gate,
-        warnings=_warnings(_running(found)),
+        warnings=warnings,
     )
 
 
@@ -234,7 +238,7 @@ def _time(found: Sequence[Candidate], size: int, threads: Sequence[int], seconds
 
 
 def _warnings(found: Sequence[Candidate]) -> list[str]:
-    """Returns what makes the models less comparable: inputs of other sizes than the first's, and wrong results."""
+    """Returns what to know of the models before one is taken: inputs of other sizes than the first's, wrong results."""
     sizes = {each: sorted(str(spec.shape) for spec in each.drawn.values()) for each in found}
     unlike = [
         f"{each.name} was timed on inputs of the shape {' and '.join(own)}, and {found[0].name} on "
@@ -242,5 +246,10 @@ def _warnings(found: Sequence[Candidate]) -> list[str]:
         for each, own in sizes.items()
         if own != sizes[found[0]]
     ]
+    if unlike and any(None in (spec.shape or ())[1:] for each in found for spec in each.specs.values()):
+        unlike.append("pass open_size (--open-size) or inputs (--inputs) to time all models on the same sizes")
     missing = {each.name: missing_instructions(each.manifest, DEFAULT_SIGNATURE) for each in found if each.manifest}
-    return unlike + [f"{name}: {problem}" for name, problem in missing.items() if problem is not None]
+    no_numbers = [
+        f"{each.name}: its outputs hold NaN on the inputs of the timed calls" for each in found if each.has_nan
+    ]
+    return [*unlike, *(f"{name}: {problem}" for name, problem in missing.items() if problem is not None), *no_numbers]

@@ -61,6 +61,7 @@ class Candidate:
     check: CheckRecord | None = None
     batches: dict[int, dict[str, np.ndarray]] = field(default_factory=dict)
     skipped: dict[int, str] = field(default_factory=dict)
+    has_nan: bool = False
     cold_start: Mapping[str, float | None] = field(default_factory=dict)
     scores: Scores | None = None
     calls_ms: dict[tuple[int, int], list[list[float]]] = field(default_factory=dict)
@@ -72,6 +73,8 @@ class Candidate:
             yield
         except (TfoptError, OSError) as error:
             self.failure = " ".join(str(error).split())
+        except (MemoryError, OverflowError, ValueError) as error:  # of arrays, such as inputs of very large sizes
+            self.failure = " ".join(f"{type(error).__name__}: {error}".split())
 
     @property
     def loaded(self) -> dict[str, Any]:
@@ -130,6 +133,8 @@ class Candidate:
         self, others: Sequence[Candidate], given: Mapping[str, np.ndarray], open_size: int | None
     ) -> None:
         """Takes the given inputs, those of its manifest, those of another model with such inputs, or draws some."""
+        if not self.specs:
+            raise ArtifactError(f"A model must have an input to be measured. Received: {self.path} without one.")
         if given:
             of_given = {
                 name: TensorRecord(shape=(None, *value.shape[1:]), dtype=tf.as_dtype(value.dtype).name)
@@ -177,7 +182,8 @@ class Candidate:
             )
         process = next(iter(self.processes.values()))
         size, batch = next(iter(self.batches.items()))
-        process.predict(batch, size)
+        outputs = process.predict(batch, size)
+        self.has_nan = any(value.dtype.kind == "f" and bool(np.isnan(value).any()) for value in outputs.values())
         self.cold_start = process.cold_start()
 
     def predict(self, inputs: Mapping[str, np.ndarray], baseline: Candidate) -> dict[str, np.ndarray]:

@@ -59,9 +59,10 @@ def drawn_from(specs: Mapping[str, TensorRecord], open_size: int = OPEN_SIZE) ->
     for name, spec in specs.items():
         kind = spec.numpy_dtype.kind
         if not spec.shape or kind not in "fiub":
+            remedy = "Give it an axis for the examples." if spec.shape == () else "Pass inputs (--inputs)."
             raise ArtifactError(
-                f"Inputs can be drawn of numbers in a known rank of at least 1. Received: input {name!r}, {spec}. Pass "
-                "inputs (--inputs)."
+                f"Inputs can be drawn of numbers in a known rank of at least 1. Received: input {name!r}, {spec}. "
+                f"{remedy}"
             )
         shapes[name] = (1, *(open_size if size is None else size for size in spec.shape[1:]))
         is_byte = kind in "iu" and spec.numpy_dtype.itemsize == 1

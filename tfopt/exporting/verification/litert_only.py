@@ -37,7 +37,7 @@ class Runtime:
 
     def load(self, path: str, threads: int | None = None) -> dict[str, Any]:
         self.path = path
-        self.threads = threads or os.cpu_count() or 1  # LiteRT's own default is one
+        self.threads = threads or cores()  # LiteRT's own default is one
         self.own = threading.local()
         started = time.perf_counter()
         self.interpreter().allocate_tensors()
@@ -119,6 +119,13 @@ class Runtime:
 
     def arrays(self, outputs: dict[str, Any]) -> dict[str, Any]:
         return outputs
+
+
+def cores() -> int:
+    """Returns the number of cores that this process may use: in a container, or by taskset, fewer than there are."""
+    if hasattr(os, "sched_getaffinity"):  # Linux only
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def read(path: str) -> Any:

@@ -33,9 +33,14 @@ class Runtime:
     def load(self, path: str, threads: int | None = None) -> dict[str, Any]:
         self.path = path
         model = onnx.load(path, load_external_data=False)
-        outside = [each.name for each in initializers(model.graph) if each.data_location == onnx.TensorProto.EXTERNAL]
-        if outside:
-            raise ValueError(f"its weights must be in the file itself, and {outside[0]} is in another one")
+        for each in tensors(model):
+            location = next((item.value for item in each.external_data if item.key == "location"), "")
+            if each.data_location == onnx.TensorProto.EXTERNAL and not lies_beside(Path(path), location):
+                raise ValueError(
+                    f"its weights must be in the file itself or in one beside it, and {each.name} is in {location!r}"
+                )
+        # ONNX Runtime shows an open rank as that of a scalar.
+        open_rank = {each.name: {"shape": None} for each in model.graph.input if not has_shape(each)}
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads or 0  # 0 is one for each core
         options.log_severity_level = 3  # what it rewrites is no concern of the user's
@@ -46,7 +51,7 @@ class Runtime:
         self.load_ms = (time.perf_counter() - started) * 1e3
         self.names = [each.name for each in self.session.get_outputs()]
         return {
-            "inputs": {each.name: describe(each) for each in self.session.get_inputs()},
+            "inputs": {each.name: describe(each) | open_rank.get(each.name, {}) for each in self.session.get_inputs()},
             "outputs": {each.name: describe(each) for each in self.session.get_outputs()},
             "runtime": f"ONNX Runtime {onnxruntime.__version__}",
             "threads": options.intra_op_num_threads,
@@ -95,6 +100,10 @@ def count_kernels(path: str, providers: list[str]) -> dict[str, int]:
     return {name: count for name, count in kernels.items() if name in COUNTED}
 
 
+def has_shape(value: Any) -> bool:
+    return bool(value.type.tensor_type.HasField("shape"))
+
+
 def describe(value: Any) -> dict[str, Any]:
     dtype = value.type.removeprefix("tensor(").removesuffix(")")
     shape = [size if isinstance(size, int) else None for size in value.shape]
@@ -116,3 +125,19 @@ def nodes(graph: Any) -> Iterator[Any]:
 
 def initializers(graph: Any) -> Iterator[Any]:
     return (held for each in graphs(graph) for held in each.initializer)
+
+
+def tensors(message: Any) -> Iterator[Any]:
+    """Yields all tensors in a message, as tfopt/exporting/onnx/external.py does, which this process cannot import."""
+    if isinstance(message, onnx.TensorProto):
+        yield message
+        return
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for each in [value] if hasattr(value, "ListFields") else value:
+                yield from tensors(each)
+
+
+def lies_beside(path: Path, location: str) -> bool:
+    target = path.parent / location
+    return Path(location).name == location and target.resolve().parent == path.parent.resolve()

@@ -73,7 +73,7 @@ class Runner:
                 self.cold["memory_peak_bytes"] = memory_peak()
             self.show_life()
         joined: Any = {
-            NAMED + name: np.concatenate(list(map(np.atleast_1d, values)))[: -short or None]
+            NAMED + name: plain(np.concatenate(list(map(np.atleast_1d, values))))[: -short or None]
             for name, values in parts.items()
         }
         np.savez(outputs, **joined)
@@ -115,6 +115,16 @@ class Runner:
             self.runtime.call(batch)
             self.show_life()
         return batch
+
+
+def plain(values: Any) -> Any:
+    """Returns strings as bytes, which a file can hold without Python objects; numbers as they are."""
+    if values.dtype.kind not in "OU":
+        return values
+    if not all(isinstance(value, (str, bytes)) for value in values.flat):
+        raise TypeError("its outputs must be tensors of numbers or strings, and one is a sequence or a map")
+    encoded = [value if isinstance(value, bytes) else value.encode() for value in values.flat]
+    return np.array(encoded, dtype=np.bytes_).reshape(values.shape)
 
 
 def memory_peak() -> int | None:
