@@ -51,11 +51,11 @@ class Options:
     """Number of seeds."""
     rows: tuple[Row, ...] = ("small", "tiny", "few labels", "healed", "cached")
     """What is measured. The others stay in the results file as they are."""
-    epochs: int = 20
+    epochs: int = 30
     """Epochs of every training, of all training images. Fewer images are repeated for as many steps."""
     healing_epochs: int = 4
     """Epochs after the shrink."""
-    temperature: float = 3.0
+    temperature: float = 2.0
     """Temperature of the distillation."""
     weight: float = 0.7
     """Share of the teacher in the loss, where there are labels."""
