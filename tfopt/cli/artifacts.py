@@ -187,17 +187,23 @@ def inspect_command(words: list[str]) -> int:
 def publish_command(words: list[str]) -> int:
     options = parse(PublishOptions, words, "tfopt publish")
     start_tensorflow()
+    from tfopt.atomic.directories import MARK
     from tfopt.exporting import publish
 
     with working(f"publishing {options.artifact}"):
-        published = publish(
-            options.artifact,
-            options.repository,
-            name=options.name,
-            version=options.version,
-            batch_sizes=options.batch_sizes,
-            warm_up=options.warm_up,
-        )
+        try:
+            published = publish(
+                options.artifact,
+                options.repository,
+                name=options.name,
+                version=options.version,
+                batch_sizes=options.batch_sizes,
+                warm_up=options.warm_up,
+            )
+        except ArtifactError as error:
+            if Path(options.artifact, MARK).is_file():  # it was an artifact, and is damaged
+                raise CheckError(error) from error
+            raise
     if options.json:
         print_json(published.to_dict())
         return SUCCESS

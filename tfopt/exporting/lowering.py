@@ -122,7 +122,7 @@ def _check_processing(source: FrozenGraph, config: ExportConfig) -> None:
 def _check_pixels(data: CalibrationData, source: FrozenGraph, config: ExportConfig) -> None:
     """Raises ConfigError, before the work, if the data cannot come from pixels."""
     evaluation = data.held_out() if data.evaluation else None
-    for examples in (data.sample, evaluation and evaluation.inputs):
+    for examples in (data.sample, evaluation.inputs if evaluation else None):
         if config.preprocessing is not None and examples is not None:
             to_pixels(examples, image_input(source, config.preprocessing), config.preprocessing)
 

@@ -386,13 +386,16 @@ def test_a_full_disk_leaves_nothing(artifacts, tmp_path, monkeypatch):
     assert not (tmp_path / "repository" / "float32").exists()
 
 
-def test_a_damaged_artifact_is_refused(artifacts, tmp_path):
+def test_a_damaged_artifact_is_refused(artifacts, tmp_path, capsys):
     damaged = shutil.copytree(artifacts / "onnx", tmp_path / "damaged")
     content = bytearray((damaged / "model.onnx").read_bytes())
     content[len(content) // 2] ^= 1
     (damaged / "model.onnx").write_bytes(content)
     with pytest.raises(ArtifactError, match="has changed"):
         publish(damaged, tmp_path / "repository")
+    assert main(["publish", str(damaged), str(tmp_path / "repository")]) == 1
+    assert main(["publish", str(tmp_path / "nowhere"), str(tmp_path / "repository")]) == 2
+    assert "has changed" in capsys.readouterr().err
     assert not (tmp_path / "repository").exists()
 
 
