@@ -18,14 +18,12 @@ from tfopt.exporting.lowering import lower
 from tfopt.exporting.manifest import CheckRecord, OutputRecord, TensorRecord, read_manifest
 from tfopt.exporting.parity import (
     CHECKED_VALUES,
-    CHECKED_WORDS,
-    _text_of,
-    _words,
     compare,
     draw_inputs,
     make_check,
     record_output,
 )
+from tfopt.exporting.words import CHECKED_WORDS, first_words, text_of
 from tfopt.graph import freeze
 from tfopt.graph.inputs import table_rows
 from tfopt.quantization import quantize
@@ -227,5 +225,5 @@ def test_strings_that_are_no_utf_8_are_drawn_as_they_are(tmp_path):
 
 def test_few_long_strings_are_recorded():
     long = [bytes([letter]) * 200_000 for letter in b"abc"]
-    assert [len(word) for word in _words(map(_text_of, long))] == [200_000]
-    assert len(_words(map(str, range(100)))) == CHECKED_WORDS
+    assert [len(word) for word in first_words(map(text_of, long))] == [200_000]
+    assert len(first_words(map(str, range(100)))) == CHECKED_WORDS

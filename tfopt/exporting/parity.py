@@ -10,9 +10,8 @@ changed value changes a sum.
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +32,7 @@ from tfopt.exporting.manifest import (
     OutputRecord,
     TensorRecord,
 )
+from tfopt.exporting.words import bytes_of, first_words, text_of
 from tfopt.graph import FrozenGraph
 from tfopt.graph.frozen import output_ops, reason_of
 from tfopt.graph.inputs import open_size, table_rows
@@ -43,13 +43,7 @@ from tfopt.quantization.calibration.range_use import usual_limit
 CHECKED_EXAMPLES = 2
 CHECKED_VALUES = 128
 CHECKED_SUMS = 64
-CHECKED_WORDS = 64
-CHECKED_CHARACTERS = 2**18  # of all words together, but always one whole word
-OTHER_WORDS = ("", "a", "b", "ab")  # for a model that takes strings and has no table of them
 FIRST_VALUES = 64  # the number of first values of each output in the first format
-# A string may be an image or a record. JSON holds text only, so a byte that is no UTF-8 becomes a private character.
-PRIVATE = {0xDC00 + byte: 0x10DC00 + byte for byte in range(0x80, 0x100)}
-SURROGATES = {private: surrogate for surrogate, private in PRIVATE.items()}
 SMALL_IDS = 9  # the largest integer for an input that looks up no table
 EXACT = 2**53  # integers up to this are exact in a manifest
 
@@ -87,12 +81,12 @@ def make_check(
     if sample is None:
         length = open_size(source)
         shapes = {name: [size or length for size in (spec.shape or [None])] for name, spec in specs.items()}
-        words = dict.fromkeys(strings, _words(words_of(source.tables) or OTHER_WORDS))
+        words = dict.fromkeys(strings, first_words(words_of(source.tables)))
         candidates = [ranges | _places(words) for ranges in _ranges_without_data(source, specs)]
     else:
         held_out = held_out or HeldOut(inputs=_recombined(sample), origin=RECOMBINED)
         shapes = {name: list(value.shape) for name, value in sample.items()}
-        words = {name: _words(_text_of(value) for value in sample[name].reshape(-1)) for name in strings}
+        words = {name: first_words(text_of(value) for value in sample[name].reshape(-1)) for name in strings}
         whole = {name: _range_of(name, value) for name, value in sample.items() if name not in words} | _places(words)
         # An input that never changes shows nothing of a model that was calibrated on it.
         changing = {
@@ -143,7 +137,7 @@ def draw_inputs(specs: Mapping[str, TensorRecord], check: CheckRecord) -> dict[s
     for name, spec in specs.items():
         (low, high), shape = check.ranges[name], check.shapes[name]
         if name in check.words:
-            words = np.array([_bytes_of(word) for word in check.words[name]])
+            words = np.array([bytes_of(word) for word in check.words[name]])
             inputs[name] = words[generator.integers(int(low), int(high), shape, endpoint=True)]
             continue
         if spec.numpy_dtype.kind in "biu" and not first:
@@ -300,27 +294,6 @@ def _ranges_without_data(source: FrozenGraph, specs: Mapping[str, TensorRecord])
         if ranges not in candidates:
             candidates.append(ranges)
     return candidates
-
-
-def _words(words: Iterable[str]) -> tuple[str, ...]:
-    """Returns the first different words, and always one."""
-    found = list(itertools.islice(dict.fromkeys(words), CHECKED_WORDS))
-    sizes = list(itertools.accumulate(map(len, found)))
-    return tuple(found[: max(1, sum(size <= CHECKED_CHARACTERS for size in sizes))]) or OTHER_WORDS
-
-
-def _text_of(word: bytes) -> str:
-    """Returns a string of TensorFlow as text that JSON can hold, from which `_bytes_of` makes the same bytes.
-
-    Example:
-        >>> [_bytes_of(_text_of(word)) for word in (b"ab", "é".encode(), b"\\xff\\xd8")]
-        [b'ab', b'\\xc3\\xa9', b'\\xff\\xd8']
-    """
-    return word.decode("utf-8", "surrogateescape").translate(PRIVATE)
-
-
-def _bytes_of(text: str) -> bytes:
-    return text.translate(SURROGATES).encode("utf-8", "surrogateescape")
 
 
 def _places(words: Mapping[str, tuple[str, ...]]) -> Ranges:
