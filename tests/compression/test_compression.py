@@ -252,8 +252,8 @@ def test_what_cannot_be_searched_is_said_at_once(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_network_on_digits_gets_smaller_and_faster(tmp_path):
-    data = tfopt.data.digits(image_size=8)
-    model = tfopt.models.simple_cnn((8, 8, 1), 10, filters=[32, 64], kernel_size=3)
+    data = tfopt.data.digits(image_size=16)
+    model = tfopt.models.simple_cnn((16, 16, 1), 10, filters=[32, 64], kernel_size=3)
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
     model.fit(data.x_train, data.y_train, epochs=8, verbose=0)
     config = CompressionConfig(max_score_drop=0.02, batch_sizes=(8,), shrink=replace(SHRINK, epochs=4), max_trials=1)
