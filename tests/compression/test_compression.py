@@ -262,7 +262,7 @@ def test_a_network_on_digits_gets_smaller_and_faster(tmp_path):
     trained = next(each for each in report.front if each.multiply_adds < 1)
     assert trained.figures[BYTES] < report.baseline[BYTES] / 4
     assert trained.receipts[0].ok
-    assert trained.receipts[0].precision == "int8"
+    assert trained.receipts[0].precision in ("int8", "int8_weight_only")  # the clock decides over the nodes
     assert Recipe.from_toml(trained.recipe).shrink.ratios
     outputs = keras.layers.TFSMLayer(trained.artifact, "serving_default")(data.x_test)
     found = np.mean(np.argmax(next(iter(outputs.values())), -1) == data.y_test)
