@@ -111,6 +111,8 @@ def has_example(value):
 RETURNED = {
     "RunResult",
     "Artifact",
+    "CompressedModel",
+    "CompressionReport",
     "FlopCount",
     "Inspection",
     "ModelCost",

@@ -252,8 +252,8 @@ def test_what_cannot_be_searched_is_said_at_once(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_network_on_digits_gets_smaller_and_faster(tmp_path):
-    data = tfopt.data.digits(image_size=8)
-    model = tfopt.models.simple_cnn((8, 8, 1), 10, filters=[32, 64], kernel_size=3)
+    data = tfopt.data.digits(image_size=16)
+    model = tfopt.models.simple_cnn((16, 16, 1), 10, filters=[32, 64], kernel_size=3)
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
     model.fit(data.x_train, data.y_train, epochs=8, verbose=0)
     config = CompressionConfig(max_score_drop=0.02, batch_sizes=(8,), shrink=replace(SHRINK, epochs=4), max_trials=1)
@@ -262,7 +262,7 @@ def test_a_network_on_digits_gets_smaller_and_faster(tmp_path):
     trained = next(each for each in report.front if each.multiply_adds < 1)
     assert trained.figures[BYTES] < report.baseline[BYTES] / 4
     assert trained.receipts[0].ok
-    assert trained.receipts[0].precision == "int8"
+    assert trained.receipts[0].precision in ("int8", "int8_weight_only")  # the clock decides over the nodes
     assert Recipe.from_toml(trained.recipe).shrink.ratios
     outputs = keras.layers.TFSMLayer(trained.artifact, "serving_default")(data.x_test)
     found = np.mean(np.argmax(next(iter(outputs.values())), -1) == data.y_test)
