@@ -169,8 +169,9 @@ class BenchmarkReport(Record, Shown):
 
     @property
     def ok(self) -> bool:
-        """Whether every model was measured."""
-        return not any(each.failure for each in self.models)
+        """Whether every model was measured, and one reaches the gate if there is one."""
+        gated = self.gate is None or any(self.reaches_gate(each) for each in self.models)
+        return gated and not any(each.failure for each in self.models)
 
     @property
     def measured(self) -> list[BenchmarkedModel]:

@@ -393,6 +393,7 @@ def test_a_gate_that_nothing_can_reach_is_told(models):
     wrong = (np.load(models / "xy.npz")["y"] + 1) % 4  # the baseline is never right
     found = benchmark([models / "foreign.onnx"], data=(X, wrong), gate=0.99, seconds=0)
     assert found.warnings == ("no model can reach the gate: the baseline, foreign.onnx, has no score above 0",)
+    assert not found.ok
 
 
 def test_examples_of_different_numbers_are_no_inputs(models):
