@@ -124,12 +124,14 @@ def fitted(epochs=2, **settings):
     return model.get_weights()
 
 
+@pytest.mark.slow
 def test_replicas_and_micro_batches_train_the_same_values(two_replicas):
     alone = fitted(strategy="none")
     for one, other in zip(fitted(strategy=two_replicas, accumulate=2), alone, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_resumed_training_ends_with_the_same_bits(tmp_path):
     whole = fitted(strategy="none", epochs=3)
     fitted(strategy="none", epochs=1, checkpoint_dir=str(tmp_path))

@@ -186,6 +186,7 @@ def settings_of(report):
     return [each.settings for each in report.trials]
 
 
+@pytest.mark.slow
 def test_a_search_records_failures_and_goes_on_after_a_stop(tmp_path, monkeypatch):
     config = replace(CONFIG, max_score_drop=0.005, max_trials=4)
     model, data = network(), examples()

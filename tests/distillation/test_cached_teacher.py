@@ -94,6 +94,7 @@ def test_a_cached_teacher_teaches_in_every_way_that_a_step_divides_a_batch(cache
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_largest_values_are_kept_and_the_others_share_the_rest(teacher, tmp_path):
     logits = RNG.normal(size=(3, 2, 6)).astype("float32") * 3
     probabilities = softmax(logits, -1)

@@ -193,6 +193,7 @@ def test_a_projection_between_widths_is_trained_along_and_belongs_to_no_file(tmp
     assert len(student.weights) == before
 
 
+@pytest.mark.slow
 def test_a_projection_trains_in_parts_and_on_replicas_and_resumes_from_a_checkpoint(tmp_path):
     found = []
     for settings in ({}, {"strategy": "mirrored", "accumulate": 2}, {"checkpoint_dir": str(tmp_path)}):
