@@ -111,6 +111,7 @@ def has_example(value):
 RETURNED = {
     "RunResult",
     "Artifact",
+    "CachedTeacher",
     "CompressedModel",
     "CompressionReport",
     "FlopCount",
