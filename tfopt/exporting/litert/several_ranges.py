@@ -42,15 +42,16 @@ def hold_in_float(editor: GraphEditor, outputs: Collection[str]) -> None:
             continue
         if len(sources) < 2 or (node.op in CLIPS and len(changing) < 2):
             continue
-        found = {each: _hold(editor, each) for each in changing}
+        found = {each: hold(editor, each) for each in changing}
         editor.set_inputs(name, [found.get(each, each) for each in node.input])
         # Otherwise the range of what is read rounded reaches those that read it in float too.
         rounding = [reader for reader in readers if editor.nodes[reader].op in (FAKE_QUANT, *DATA_MOVEMENT_OPS)]
         if rounding:
-            editor.redirect(name, _hold(editor, name), keep=set(readers) - set(rounding))
+            editor.redirect(name, hold(editor, name), keep=set(readers) - set(rounding))
 
 
-def _hold(editor: GraphEditor, tensor: str) -> str:
+def hold(editor: GraphEditor, tensor: str) -> str:
+    """Adds such an op behind a tensor, and returns its result."""
     return editor.add(WITHOUT_KERNEL, f"{tensor.replace(':', '_')}/{HELD}", [tensor], T=FLOAT32)
 
 
