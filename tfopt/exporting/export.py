@@ -134,7 +134,7 @@ def export(
             f"{read_manifest(Path(baseline)).precision}. Export the model in float32 and name that artifact."
         )
     check_target(final)  # before the work, which can take long
-    FORMATS[config.format].check_packages()
+    FORMATS[config.format].import_packages()
     lowered, check = _lower_and_record(model, config, calibration_data, evaluation_data)
     graph = lowered.graphs[DEFAULT_SIGNATURE]
     with staged_directory(final, max(each.graph_def.ByteSize() for each in lowered.graphs.values())) as temporary:
@@ -204,7 +204,7 @@ def export_formats(
     check_type("config", config, ExportConfig)
     configs = {name: config.of_format(name) for name in check_value("formats", tuple(formats), Formats)}
     for name in configs:
-        FORMATS[name].check_packages()
+        FORMATS[name].import_packages()
         target = Path(directory, name).resolve()
         check_target(target)
         if isinstance(model, (str, Path)) and Path(model).resolve() == target:
@@ -235,7 +235,7 @@ def export_formats(
 
 def check_export(model: Any, config: ExportConfig, calibration_data: Any) -> None:
     """Raises the errors that `tfopt.export` would raise about the model and its data, and leaves no file."""
-    FORMATS[config.format].check_packages()
+    FORMATS[config.format].import_packages()
     lowered, check = _lower_and_record(model, config, calibration_data, None)
     if config.format != SAVED_MODEL:  # the conversion may know no equivalent of an op
         with tempfile.TemporaryDirectory(prefix="tfopt-") as directory:
