@@ -11,6 +11,7 @@ from tfopt.errors import UnsupportedModelError
 from tfopt.exporting import ExportConfig, export
 from tfopt.exporting.litert import convert
 from tfopt.exporting.verification.litert_only import operators, read
+from tfopt.quantization import QuantizationConfig, quantize
 
 
 def by_place(directory, values):
@@ -58,6 +59,22 @@ def test_batch_normalization_before_the_last_layer_is_kept_apart_in_int8(tmp_pat
     assert np.linalg.norm(found - model(x)) <= 0.03 * np.linalg.norm(model(x))
     kinds = [name for _, _, name in operators(read(str(tmp_path / "a" / "model.tflite")))]
     assert kinds == ["FULLY_CONNECTED", "MUL", "ADD", "FULLY_CONNECTED"]
+
+
+def test_probabilities_behind_a_convolution_have_no_steps(tmp_path):
+    """The converter would compute a softmax in int8, in steps of 1/256."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((4, 4, 3))
+    x = layers.Conv2D(8, 1, activation="relu")(inputs)
+    outputs = [
+        layers.Softmax()(layers.Flatten()(layers.Conv2D(40, 1)(x))),
+        layers.Conv2D(2, 1, activation="sigmoid")(x),
+    ]
+    model, x = keras.Model(inputs, outputs), examples((4, 4, 3))
+    quantized = quantize(model, QuantizationConfig(), calibration_data=x)
+    export(quantized, tmp_path / "a", ExportConfig(format="litert"))
+    for found, expected in zip(by_place(tmp_path / "a", [x]), quantized.graph.predict(x).values(), strict=True):
+        assert np.median(np.abs(found - expected)) < 1e-5  # a value before it may be rounded to the other side
 
 
 def test_a_wrong_value_for_zeros_is_refused_and_the_output_is_named(tmp_path, monkeypatch):
