@@ -99,6 +99,8 @@ WRONG = {
     "export": ["IN", "OUT"],
     "export built.keras out --top-k 5": ["at most the number of classes, 4", "top_k=5"],
     "export built.keras out --scale 0.5": ["one input of images", "(None, 8)"],
+    "export built.keras out --formats": ["formats must name at least one format"],
+    "export built.keras out --formats litert --format onnx": ["--format must not be given with it"],
     "verify nowhere": ["nowhere", "manifest.json"],
     "verify": ["DIR"],
     "publish nowhere repository": ["nowhere", "manifest.json"],

@@ -108,6 +108,12 @@ def export_command(words: list[str]) -> int:
     from tfopt.exporting.config import ExportOptions
 
     options = parse(ExportOptions, words, "tfopt export")
+    given = {word.split("=")[0] for word in words}
+    if "--formats" in given and (not options.formats or "--format" in given):
+        raise ConfigError(
+            "formats must name at least one format, and --format must not be given with it. Received: "
+            f"{' '.join(sorted(given & {'--format', '--formats'}))}. Pass for example --formats onnx litert."
+        )
     start_tensorflow()
     from tfopt.atomic.directories import MARK
     from tfopt.cli.example_data import find_example_data

@@ -134,7 +134,7 @@ def export(
             f"{read_manifest(Path(baseline)).precision}. Export the model in float32 and name that artifact."
         )
     check_target(final)  # before the work, which can take long
-    FORMATS[config.format].check_packages()
+    FORMATS[config.format].import_packages()
     lowered, check = _lower_and_record(model, config, calibration_data, evaluation_data)
     graph = lowered.graphs[DEFAULT_SIGNATURE]
     with staged_directory(final, max(each.graph_def.ByteSize() for each in lowered.graphs.values())) as temporary:
@@ -204,7 +204,7 @@ def export_formats(
     check_type("config", config, ExportConfig)
     configs = {name: config.of_format(name) for name in check_value("formats", tuple(formats), Formats)}
     for name in configs:
-        FORMATS[name].check_packages()
+        FORMATS[name].import_packages()
         target = Path(directory, name).resolve()
         check_target(target)
         if isinstance(model, (str, Path)) and Path(model).resolve() == target:
@@ -239,7 +239,7 @@ def check_export(model: Any, config: ExportConfig, calibration_data: Any) -> Non
     Where the values of a deep model fade before it is trained, 8 bits of another runtime hold none of them. So int8
     files must run; the values are compared in the float precisions.
     """
-    FORMATS[config.format].check_packages()
+    FORMATS[config.format].import_packages()
     lowered, check = _lower_and_record(model, config, calibration_data, None)
     if config.format != SAVED_MODEL:  # the conversion may know no equivalent of an op
         with tempfile.TemporaryDirectory(prefix="tfopt-") as directory:

@@ -14,6 +14,8 @@ from typing import Any
 
 from tfopt.errors import ConfigError
 
+LOADED = {"ai_edge_litert": "ai_edge_litert.interpreter"}  # the module that loads a package's libraries
+
 
 @dataclass(frozen=True, kw_only=True)
 class FileFormat:
@@ -58,6 +60,22 @@ class FileFormat:
                 f"format={self.name!r} needs the packages {', '.join(self.packages)}. Received: an environment "
                 f"without {', '.join(missing)}. Install them: pip install 'tfopt[{self.name}]'."
             )
+
+    def import_packages(self) -> None:
+        """Raises ConfigError if a package is missing or cannot be imported, as one without its libraries.
+
+        Example:
+            >>> FORMATS["saved_model"].import_packages()
+        """
+        self.check_packages()
+        for name in self.packages:
+            try:
+                import_module(LOADED.get(name, name))
+            except ImportError as error:
+                raise ConfigError(
+                    f"format={self.name!r} needs the packages {', '.join(self.packages)}. Received: an environment in "
+                    f"which {name} cannot be imported ({error}). Install it again, with what it needs."
+                ) from error
 
     @property
     def write(self) -> Callable[..., None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import openvino
@@ -28,5 +29,7 @@ def write(lowered: Lowered, directory: Path, config: ExportConfig) -> None:
             f"Every op of a model for OpenVINO must have an equivalent there. Received: {graph.name!r} "
             f"({' '.join(str(error).split())}). Write format='saved_model', or replace the layer that uses it."
         ) from error
-    # The precision of the weights is already that of the config.
-    openvino.save_model(read, directory / FORMATS["openvino"].file, compress_to_fp16=False)
+    try:  # the precision of the weights is already that of the config
+        openvino.save_model(read, directory / FORMATS["openvino"].file, compress_to_fp16=False)
+    except RuntimeError as error:  # as of every file that OpenVINO cannot write; it does not tell why
+        raise OSError(errno.ENOSPC, f"OpenVINO could not write its files: {error}") from error

@@ -50,6 +50,22 @@ def with_all_pairs(model: QuantizedModel) -> AnnotatedGraph:
     return replace(graph, graph_def=graph.edited(editor).graph_def)
 
 
+def rounded_before_maximum(graph: AnnotatedGraph) -> AnnotatedGraph:
+    """Returns the graph with each range of a maximum in front of it too, which changes no value.
+
+    OpenVINO computes the rounding behind a ReduceMax in the kernel of that, and wrongly.
+    """
+    editor = GraphEditor(graph.graph_def)
+    for name in [name for name, node in editor.nodes.items() if node.op == FAKE_QUANT]:
+        node = editor.nodes[name]
+        reduced = editor.nodes[producer(node.input[0])]
+        if reduced.op == "Max":
+            rounded = editor.add(FAKE_QUANT, f"{reduced.name}/rounded", [reduced.input[0]], **node.attr)
+            of_rounded = editor.add("Max", f"{reduced.name}/of_rounded", [rounded, reduced.input[1]], **reduced.attr)
+            editor.redirect(name, of_rounded, keep=graph.output_nodes)
+    return replace(graph, graph_def=graph.edited(editor).graph_def)
+
+
 def rounded_weights(editor: GraphEditor, tensor: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns the annotated weights that an op reads as the float32 numbers that int8 holds, and their steps."""
     integers, high = int8_weights(editor, tensor)

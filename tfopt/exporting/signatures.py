@@ -17,6 +17,7 @@ optimizes. So each graph has its constants again, and the file holds them once.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -33,6 +34,8 @@ from tfopt.graph.edit import GraphDef, NodeDef, producer
 SHARED_SIZE = 1024  # bytes; smaller constants may be stored twice
 VARIABLE_SIZE = 32 * 1024  # bytes; to read a smaller weight from a variable takes longer than to copy it
 INT8_READERS = dict.fromkeys(("_FusedQuantizedConv2D", "_FusedQuantizedDepthwiseConv2D", "_QuantizedMatMul"), (1,))
+# The errors of TensorFlow's file system for a full disk and for a limit on the size of files.
+FILE_ERRORS = {tf.errors.ResourceExhaustedError: errno.ENOSPC, tf.errors.OutOfRangeError: errno.EFBIG}
 Digests = Mapping[str, str]  # of large constants: their type, shape and values, by the name of the node
 
 
@@ -75,6 +78,16 @@ def make_signatures(
         name: _call_with(stored, graph, {node: each for node, each in digests[name].items() if each in held}, name)
         for name, graph in graphs.items()
     }
+
+
+def save(module: Any, directory: str, signatures: Mapping[str, Any]) -> None:
+    """Writes a SavedModel. The errors of TensorFlow's file system become OSErrors."""
+    # Custom gradients, for example of swish, are for training. Those of a frozen graph cannot be saved.
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+    try:
+        tf.saved_model.save(module, directory, signatures=signatures, options=options)
+    except tf.errors.OpError as error:
+        raise OSError(FILE_ERRORS.get(type(error), errno.EIO), error.message) from error
 
 
 def _digests(graph: FrozenGraph) -> Digests:

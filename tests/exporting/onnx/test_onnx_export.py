@@ -233,6 +233,16 @@ def test_a_missing_package_is_told_before_the_work(tmp_path, monkeypatch):
         export("nowhere.keras", tmp_path / "a", ExportConfig(format="onnx"))
 
 
+def test_a_package_that_cannot_be_imported_is_told_before_the_work(tmp_path, monkeypatch):
+    def fails(name):
+        raise ImportError("libfoo.so.1: cannot open shared object file")
+
+    monkeypatch.setattr("tfopt.exporting.formats.import_module", fails)
+    with pytest.raises(ConfigError, match=r"in which onnx cannot be imported \(libfoo.so.1.*Install it again"):
+        export_formats("nowhere.keras", tmp_path / "a", ["saved_model", "onnx"])
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_model_with_trained_ranges_is_int8_alone(tmp_path):
     model, shape = one_axis()
     trained = quantize(model, QuantizationConfig(training=True), calibration_data=examples(shape))

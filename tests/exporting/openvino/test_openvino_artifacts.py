@@ -10,7 +10,7 @@ from keras import layers, ops
 
 from tests.exporting.networks import attention, examples, images, one_axis, sequences, upwards
 from tfopt.cli import main
-from tfopt.errors import ArtifactError, ConfigError, UnsupportedModelError
+from tfopt.errors import ArtifactError, ConfigError, ExportError, UnsupportedModelError
 from tfopt.exporting import ExportConfig, export, verify
 from tfopt.exporting.manifest import read_manifest
 from tfopt.exporting.verification.process import RuntimeProcess
@@ -129,6 +129,28 @@ def test_what_openvino_cannot_hold_is_refused_and_nothing_is_written(tmp_path):
         ExportConfig(format="openvino", precision="int4_weight_only")
     with pytest.raises(ConfigError, match="tensorrt belongs to format='onnx'"):
         ExportConfig(format="openvino", precision="int8", tensorrt=True)
+
+
+def test_a_maximum_that_is_rounded_is_right_in_int8(tmp_path):
+    """OpenVINO would compute the rounding in the kernel of the maximum, and wrongly."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((12, 6)), layers.Conv1D(12, 3, activation="relu"), layers.Conv1D(8, 1)])
+    model = keras.Sequential([model, layers.ReLU(), layers.GlobalMaxPooling1D(), layers.Dense(8)])
+    x = examples((12, 6))
+    config = ExportConfig(format="openvino", precision="int8")
+    export(model, tmp_path / "a", config, calibration_data=x)
+    outputs, kernels = run(tmp_path / "a", {model.inputs[0].name: x}, 32)
+    assert kernels == {"Convolution_int8": 2, "FullyConnected_int8": 1}
+    assert np.linalg.norm(outputs["output_0"] - model(x)) <= 0.03 * np.linalg.norm(model(x))
+
+
+def test_a_full_disk_is_an_error_of_the_export(artifacts, tmp_path, monkeypatch):
+    def fails(*args, **options):
+        raise RuntimeError("basic_ios::clear: iostream error")
+
+    monkeypatch.setattr(openvino, "save_model", fails)
+    with pytest.raises(ExportError, match=r"could not be written.*iostream error.* bytes are free there"):
+        export(str(artifacts / "model.keras"), tmp_path / "a", ExportConfig(format="openvino"))
 
 
 def test_the_commands_write_and_measure_it(artifacts, tmp_path, capsys):

@@ -7,8 +7,12 @@ leaves the weights of the others in float. It gets rounded weights for both, so 
 
 from __future__ import annotations
 
+import contextlib
+import os
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +22,12 @@ from ai_edge_litert import schema_py_generated as schema
 from tfopt.compat.tensorflow import converter_error
 from tfopt.errors import UnsupportedModelError
 from tfopt.exporting.config import DEFAULT_SIGNATURE
+from tfopt.exporting.litert.kernel_limits import keep_within_limits
 from tfopt.exporting.litert.lists import without_lists
-from tfopt.exporting.litert.several_ranges import hold_in_float, release
+from tfopt.exporting.litert.several_ranges import hold, hold_in_float, release
 from tfopt.exporting.paired import rounded_weights
+from tfopt.exporting.sign_bits import read_signs
+from tfopt.exporting.signatures import save
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.edit import INT32, attribute, producer
 from tfopt.quantization.annotation.annotate import AnnotatedGraph, has_ranges
@@ -33,11 +40,15 @@ from tfopt.quantization.annotation.fusion import (
 )
 from tfopt.quantization.annotation.ranged_tensors import SHARED_RANGE_OPS
 
+# Before a product, the converter would multiply its weights by these, which are then other integers.
+SCALES = ("Mul", "RealDiv", "Add", "AddV2", "Sub")
 SELECT_OPS = "TF Select ops: "  # the line of the converter's error that lists the ops without a builtin
 
 
-def convert(graph: FrozenGraph) -> Any:
+def convert(graph: FrozenGraph, source: FrozenGraph, directory: Path) -> Any:
     """Returns a graph as the model of a .tflite file, a `ModelT`, with the names of its inputs and outputs.
+
+    `source` is the graph that it was made of. A SavedModel is written to `directory` for the converter, and removed.
 
     Raises:
         UnsupportedModelError: The graph has look-up tables, or an op that no builtin operator of LiteRT computes. The
@@ -48,42 +59,47 @@ def convert(graph: FrozenGraph) -> Any:
             f"A model in LiteRT must have no look-up table. Received: {graph.name!r} with {len(graph.tables)} of them. "
             "Export the part that takes numbers, or write format='saved_model'."
         )
-    prepared = _prepared(graph)
+    prepared = _prepared(graph, source)
     prepared = replace(prepared, graph_def=without_lists(prepared.graph_def))
-    with tempfile.TemporaryDirectory(prefix="tfopt-") as directory:
-        options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
-        signatures = {DEFAULT_SIGNATURE: prepared.as_function()}
-        tf.saved_model.save(tf.Module(), directory, signatures=signatures, options=options)
-        converter = tf.lite.TFLiteConverter.from_saved_model(directory, signature_keys=[DEFAULT_SIGNATURE])
+    with tempfile.TemporaryDirectory(prefix="tfopt-", dir=directory) as read:
+        save(tf.Module(), read, {DEFAULT_SIGNATURE: prepared.as_function()})
+        converter = tf.lite.TFLiteConverter.from_saved_model(read, signature_keys=[DEFAULT_SIGNATURE])
         converter.target_spec.supported_ops = [tf.lite.OpsSet.TFLITE_BUILTINS]
         if has_ranges(prepared):
             converter.optimizations = [tf.lite.Optimize.DEFAULT]
         try:
-            model = schema.ModelT.InitFromPackedBuf(bytes(converter.convert()), 0)
+            with _quiet():
+                model = schema.ModelT.InitFromPackedBuf(bytes(converter.convert()), 0)
         except converter_error() as error:
             raise UnsupportedModelError(
                 f"Every op of a model in LiteRT must be one of its builtin operators. Received: {graph.name!r} "
-                f"({_reason(error)}). Write format='saved_model', or replace the layer that uses it."
+                f"({_reason(error)}{_of_types(prepared)}). Write format='saved_model', or replace the layer that uses "
+                "it."
             ) from error
     release(model, prepared.graph_def)
     return model
 
 
-def _prepared(graph: FrozenGraph) -> FrozenGraph:
+def _prepared(graph: FrozenGraph, source: FrozenGraph) -> FrozenGraph:
     """Returns the graph with rounded weights as constants, and without ranges that no kernel uses.
 
-    A slice that only adds an axis, for which the converter has no operator if a size is open, becomes an ExpandDims.
+    A slice that only adds an axis, for which the converter has no operator if a size is open, becomes an ExpandDims. A
+    reshape to sizes that are known gets them as a constant, because the converter infers fewer.
     """
     editor = GraphEditor(graph.graph_def)
     unused = _unused_ranges(editor, graph) if isinstance(graph, AnnotatedGraph) else ()
     for name, node in list(editor.nodes.items()):
         if name in unused:
-            editor.redirect(name, node.input[0])
+            scaled = editor.nodes[producer(node.input[0])].op in SCALES
+            editor.redirect(name, hold(editor, node.input[0]) if scaled else node.input[0])
         elif node.op == FAKE_QUANT_WEIGHTS:
             editor.redirect(name, editor.add_constant(f"{name}/rounded", rounded_weights(editor, name)[0]))
         elif node.op == "StridedSlice" and (axis := _added_axis(editor, node)) is not None:
             where = editor.add_constant(f"{name}/axis", np.int32(axis))
             editor.become(name, "ExpandDims", [node.input[0], where], T=node.attr["T"], Tdim=INT32)
+    _fix_sizes(editor, graph, source)
+    keep_within_limits(editor)
+    read_signs(editor)
     if isinstance(graph, AnnotatedGraph):
         editor.remove_unread([*graph.output_nodes, *(spec.name for spec in graph.inputs.values())])
         hold_in_float(editor, graph.output_nodes)
@@ -115,6 +131,27 @@ def _unused_ranges(editor: GraphEditor, graph: AnnotatedGraph) -> list[str]:
     return unused
 
 
+def _fix_sizes(editor: GraphEditor, graph: FrozenGraph, source: FrozenGraph) -> None:
+    """Gives the reshapes of which at most one size is open constant sizes, as TensorFlow infers them in either graph.
+
+    Folding replaces sizes that are read from a tensor, of which TensorFlow then infers fewer.
+    """
+    reshapes = [name for name, node in editor.nodes.items() if node.op == "Reshape"]
+    open_sizes = [name for name in reshapes if editor.constant(editor.nodes[name].input[1]) is None]
+    if not open_sizes:
+        return
+    own, before = graph.shapes(), source.shapes()
+    for name in open_sizes:
+        shape, earlier = (each.get(name, tf.TensorShape(None)) for each in (own, before))
+        if shape.is_compatible_with(earlier):
+            shape = shape.merge_with(earlier)
+        sizes = [-1] * 2 if shape.rank is None else [-1 if size is None else size for size in shape.as_list()]
+        if sizes.count(-1) <= 1 and 0 not in sizes:
+            node = editor.nodes[name]
+            node.attr["Tshape"].CopyFrom(INT32)
+            editor.set_inputs(name, [node.input[0], editor.add_constant(f"{name}/sizes", np.array(sizes, np.int32))])
+
+
 def _added_axis(editor: GraphEditor, node: Any) -> int | None:
     """Returns the axis of size 1 that a slice adds if it does nothing else, else None."""
     begin, steps = editor.constant(node.input[1]), editor.constant(node.input[3])
@@ -129,6 +166,33 @@ def _added_axis(editor: GraphEditor, node: Any) -> int | None:
         return None
     place = added.bit_length() - 1
     return place - len(begin) if masks["ellipsis"] and masks["ellipsis"] < added else place
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keeps the converter's advice from the terminal where it refuses a model: tfopt tells the reason itself."""
+    with tempfile.TemporaryFile() as notices:
+        stderr = os.dup(2)
+        os.dup2(notices.fileno(), 2)
+        refused = False
+        try:
+            yield
+        except converter_error():
+            refused = True
+            raise
+        finally:
+            os.dup2(stderr, 2)
+            if not refused:
+                notices.seek(0)
+                os.write(2, notices.read())
+            os.close(stderr)
+
+
+def _of_types(graph: FrozenGraph) -> str:
+    """Returns the reason that a model has float64 tensors, if it has."""
+    types = {value.type for node in graph.graph_def.node for value in node.attr.values()}
+    has_double = tf.float64.as_datatype_enum in types
+    return "; it has float64 tensors, which most of them do not take: export a float32 model" if has_double else ""
 
 
 def _reason(error: Any) -> str:

@@ -3,6 +3,8 @@
 LiteRT has one range for all that an int8 concatenation reads and writes. Where the graph has no range for the result,
 TensorFlow's converter takes that of the first input, and the values of the others saturate in it or become coarse. An
 op without an int8 kernel before each input keeps the converter from that. It is taken out of the file again.
+
+A softmax or sigmoid that the model gives is held too: in int8, LiteRT gives probabilities in steps of 1/256.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from ai_edge_litert import schema_py_generated as schema
 from tfopt.errors import UnsupportedModelError
 from tfopt.graph import GraphEditor
 from tfopt.graph.edit import FLOAT32, producer
-from tfopt.quantization.annotation.fusion import DATA_MOVEMENT_OPS, FAKE_QUANT
+from tfopt.quantization.annotation.fusion import DATA_MOVEMENT_OPS, FAKE_QUANT, consumers_of
 
 OPERATOR = schema.BuiltinOperator
 WITHOUT_KERNEL, BUILTIN = "Floor", OPERATOR.FLOOR
@@ -29,6 +31,7 @@ VALUES = {
     "Maximum": slice(None),
     "Minimum": slice(None),
 }
+ANSWERS = ("Softmax", "Sigmoid")
 CLIPS = ("Maximum", "Minimum")  # of a constant, what saturates has no effect
 
 
@@ -42,15 +45,20 @@ def hold_in_float(editor: GraphEditor, outputs: Collection[str]) -> None:
             continue
         if len(sources) < 2 or (node.op in CLIPS and len(changing) < 2):
             continue
-        found = {each: _hold(editor, each) for each in changing}
+        found = {each: hold(editor, each) for each in changing}
         editor.set_inputs(name, [found.get(each, each) for each in node.input])
         # Otherwise the range of what is read rounded reaches those that read it in float too.
         rounding = [reader for reader in readers if editor.nodes[reader].op in (FAKE_QUANT, *DATA_MOVEMENT_OPS)]
         if rounding:
-            editor.redirect(name, _hold(editor, name), keep=set(readers) - set(rounding))
+            editor.redirect(name, hold(editor, name), keep=set(readers) - set(rounding))
+
+    for name in [name for name, node in editor.nodes.items() if node.op in ANSWERS and node.attr["T"] == FLOAT32]:
+        if all(editor.nodes[reader].op in DATA_MOVEMENT_OPS for reader in consumers_of(editor, name)):
+            editor.set_inputs(name, [hold(editor, editor.nodes[name].input[0])])
 
 
-def _hold(editor: GraphEditor, tensor: str) -> str:
+def hold(editor: GraphEditor, tensor: str) -> str:
+    """Adds such an op behind a tensor, and returns its result."""
     return editor.add(WITHOUT_KERNEL, f"{tensor.replace(':', '_')}/{HELD}", [tensor], T=FLOAT32)
 
 

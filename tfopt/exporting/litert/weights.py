@@ -54,7 +54,7 @@ def quantize_weights(model: Any, graph: AnnotatedGraph) -> set[int]:
         values = np.moveaxis(_values(model, weights), axis, 0)
         rows = values.reshape(len(values), -1)
         near = weights.quantization.scale / 2 if weights.type == TYPE.INT8 else np.zeros(1)
-        found_here = ((place, _factors(rows, held, near)) for place, held in enumerate(known))
+        found_here = ((place, _factors(rows, held, near)) for place, (_, held) in enumerate(known))
         place, factors = next(((place, each) for place, each in found_here if each is not None), (0, None))
         if factors is None:
             continue
@@ -67,15 +67,16 @@ def quantize_weights(model: Any, graph: AnnotatedGraph) -> set[int]:
             code.version = max(code.version, version)
         elif bias >= 0:
             steps = _quantize_bias(model, subgraph.tensors[bias], steps, float(source.quantization.scale[0]))
-        integers = np.rint(known[place] * (factors / steps)[:, None]).astype(np.int8)
+        integers = np.rint(known[place][1] * (factors / steps)[:, None]).astype(np.int8)
         integers = np.moveaxis(integers.reshape(values.shape), 0, axis)
         operator.inputs = np.array(operator.inputs)
         operator.inputs[1] = _add_tensor(model, subgraph, weights.name, integers, steps, axis)
         stored.add(id(subgraph.tensors[-1]))
-    if missing := [held.shape for place, held in enumerate(known) if place not in found]:
+    if missing := [each for place, each in enumerate(known) if place not in found]:
+        name, (channels, count) = missing[0][0], missing[0][1].shape
         raise UnsupportedModelError(
-            f"Each int8 weight must be in the LiteRT file. Received: {graph.name!r}, in which weights of "
-            f"{missing[0][0]} channels with {missing[0][1]} values each are missing. Exclude the node from the "
+            f"Each int8 weight must be in the LiteRT file. Received: {graph.name!r}, in which weights of {channels} "
+            f"channels with {count} values each are missing, those of node {name!r}. Exclude the node from the "
             "quantization, or write a SavedModel."
         )
     return stored
@@ -166,13 +167,13 @@ def store_in_half(model: Any) -> None:
             _decode(model, subgraph, tensor, half, TYPE.FLOAT16)
 
 
-def _known_integers(graph: AnnotatedGraph) -> list[np.ndarray]:
-    """Returns the integers of each weight of the graph, as a row for each output channel in LiteRT's order."""
-    editor, known = GraphEditor(graph.graph_def), dict[tuple[tuple[int, ...], bytes], np.ndarray]()
+def _known_integers(graph: AnnotatedGraph) -> list[tuple[str, np.ndarray]]:
+    """Returns each node with the integers of its weights, as a row for each output channel in LiteRT's order."""
+    editor, known = GraphEditor(graph.graph_def), dict[tuple[tuple[int, ...], bytes], tuple[str, np.ndarray]]()
     for fusion in graph.fusions:
         integers = int8_weights(editor, editor.nodes[fusion.op].input[1])[0]
         rows = np.moveaxis(integers, -1, 0).reshape(integers.shape[-1], -1)
-        known[rows.shape, rows.tobytes()] = rows
+        known.setdefault((rows.shape, rows.tobytes()), (fusion.op, rows))
     return list(known.values())
 
 

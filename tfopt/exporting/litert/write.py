@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import flatbuffers
+import numpy as np
 
 from tfopt.exporting.config import DEFAULT_SIGNATURE, ExportConfig
 from tfopt.exporting.formats import FORMATS
 from tfopt.exporting.litert.convert import convert
 from tfopt.exporting.litert.weights import keep_float, quantize_weights, store_in_half
 from tfopt.exporting.lowering import Lowered
+from tfopt.graph import FrozenGraph
 from tfopt.quantization.annotation.annotate import AnnotatedGraph
 
 IDENTIFIER = b"TFL3"
@@ -21,7 +23,8 @@ IDENTIFIER = b"TFL3"
 def write(lowered: Lowered, directory: Path, config: ExportConfig) -> None:
     """Writes model.tflite."""
     graph = lowered.graphs[DEFAULT_SIGNATURE]
-    model = convert(graph)
+    model = convert(graph, lowered.source, directory)
+    _order(model, graph)
     if isinstance(graph, AnnotatedGraph):
         keep_float(model, graph, quantize_weights(model, graph))
     elif lowered.precision == "float16":
@@ -30,6 +33,19 @@ def write(lowered: Lowered, directory: Path, config: ExportConfig) -> None:
     builder = flatbuffers.Builder(1024)
     builder.Finish(model.Pack(builder), IDENTIFIER)
     (directory / FORMATS["litert"].file).write_bytes(builder.Output())
+
+
+def _order(model: Any, graph: FrozenGraph) -> None:
+    """Gives the inputs and outputs of the file the model's order: callers of LiteRT often know them by place."""
+    (signature,) = model.signatureDefs
+    main = model.subgraphs[signature.subgraphIndex]
+    for kind, names in (("inputs", graph.inputs), ("outputs", graph.outputs)):
+        named = {each.name.decode(): each for each in getattr(signature, kind)}
+        own = [named[name] for name in names if name in named]
+        places = [int(each.tensorIndex) for each in own]
+        if sorted(places) == sorted(map(int, getattr(main, kind))):
+            setattr(signature, kind, own)
+            setattr(main, kind, np.array(places, np.int32))
 
 
 def _share_buffers(model: Any) -> None:

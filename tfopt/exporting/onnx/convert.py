@@ -21,13 +21,13 @@ import tensorflow as tf
 from tfopt.errors import UnsupportedModelError
 from tfopt.exporting.onnx.missing_ops import HANDLERS
 from tfopt.exporting.paired import rounded_weights
+from tfopt.exporting.sign_bits import read_signs
 from tfopt.graph import FrozenGraph, GraphEditor
-from tfopt.graph.edit import dtype_attr, producer
+from tfopt.graph.edit import dtype_attr
 from tfopt.quantization.annotation.fusion import FAKE_QUANT, FAKE_QUANT_WEIGHTS
 
 OPSET = 18  # the newest that tf2onnx writes
 PRODUCER = "tfopt"
-SIGN_BIT = -(2**31)
 RESIZES = ("ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic")
 # What tf2onnx raises where it cannot convert a node.
 FAILURES = (ValueError, TypeError, LookupError, RuntimeError, AttributeError, AssertionError)
@@ -112,7 +112,7 @@ def _prepared(graph: FrozenGraph) -> tuple[Any, list[str]]:
     for name in [name for name, node in editor.nodes.items() if node.op == FAKE_QUANT_WEIGHTS]:
         editor.redirect(name, editor.add_constant(f"{name}/rounded", rounded_weights(editor, name)[0]))
     _keep_out_of_range_off(editor)
-    _read_signs(editor)
+    read_signs(editor)
     outputs = []
     for tensor, spec in graph.outputs.values():
         name = editor.add("Identity", "onnx_output", [tensor], T=dtype_attr(spec.dtype))
@@ -143,27 +143,6 @@ def _keep_out_of_range_off(editor: GraphEditor) -> None:
         beyond = editor.add("Mul", f"{name}/beyond", [filled, depth], T=kind)
         chosen = editor.add("SelectV2", f"{name}/index", [negative, beyond, index], T=kind)
         editor.set_inputs(name, [chosen, *node.input[1:]])
-
-
-def _read_signs(editor: GraphEditor) -> None:
-    """Computes the sign bit that Keras' argmax reads from the bits of a float, which ONNX does not show."""
-    for name in [name for name, node in editor.nodes.items() if node.op == "BitwiseAnd"]:
-        node = editor.nodes[name]
-        bits, mask = node.input[:2]
-        cast, held = editor.nodes.get(producer(bits)), editor.constant(mask)
-        if cast is None or cast.op != "Bitcast" or held is None or held.size != 1 or held.item() != SIGN_BIT:
-            continue
-        (x,) = cast.input[:1]
-        floats = cast.attr["T"]
-        zero = editor.add("ZerosLike", f"{name}/zero", [x], T=floats)
-        below = editor.add("Less", f"{name}/below", [x, zero], T=floats)
-        inverse = editor.add("Reciprocal", f"{name}/inverse", [x], T=floats)  # of -0.0 it is negative too
-        negative = editor.add("Less", f"{name}/negative", [inverse, zero], T=floats)
-        either = editor.add("LogicalOr", f"{name}/either", [below, negative])
-        whole = dtype_attr(tf.int32)
-        sign = editor.add("Cast", f"{name}/sign", [either], SrcT=dtype_attr(tf.bool), DstT=whole)
-        lowest = editor.add_constant(f"{name}/lowest", np.array(SIGN_BIT, np.int32))
-        editor.redirect(name, editor.add("Mul", f"{name}/bits", [sign, lowest], T=whole))
 
 
 def _quantize_activation(context: Any, node: Any, name: str, arguments: Sequence[Any], *, signed: bool) -> None:

@@ -16,6 +16,7 @@ from tfopt.exporting.formats import FORMATS
 from tfopt.exporting.lowering import Lowered
 from tfopt.exporting.onnx.convert import convert
 from tfopt.exporting.onnx.pairs import close_pairs, quantize_weights
+from tfopt.exporting.paired import rounded_before_maximum
 from tfopt.graph import fold_constants
 from tfopt.quantization.annotation.annotate import AnnotatedGraph
 
@@ -31,6 +32,8 @@ def write(lowered: Lowered, directory: Path, config: ExportConfig) -> None:
 def onnx_model(lowered: Lowered, config: ExportConfig) -> onnx.ModelProto:
     """Returns an artifact's graph as a valid ONNX model, with its weights in the precision of the config."""
     graph, encode = lowered.graphs[DEFAULT_SIGNATURE], ENCODERS.get(lowered.precision)
+    if isinstance(graph, AnnotatedGraph) and config.format == "openvino":
+        graph = rounded_before_maximum(graph)
     # Of stored weights, this computes what decodes them, and what is left of it is decoded constants.
     model = convert(fold_constants(graph) if encode else graph, signed=config.tensorrt)
     if isinstance(graph, AnnotatedGraph):

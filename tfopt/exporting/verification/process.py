@@ -201,6 +201,8 @@ class RuntimeProcess:
                 ended = "found no memory"
             if ended is not None:
                 raise ServingStoppedError(self.path, ended)
+            if "ImportError" in errors or "ModuleNotFoundError" in errors:
+                self.format.import_packages()  # tells which package
             raise ArtifactError(
                 f"The {self.format.what} crashed the process that ran it. Received: {self.path} "
                 f"(exit code {self._process.returncode}; {' '.join(errors.split()[-30:])})."

@@ -1,7 +1,8 @@
 """Runs a model that was written for another runtime, before its export ends: a converter may be wrong without a word.
 
-The file is compared with the graph that it was made of, in its own runtime and process, on drawn examples and on those
-that were not calibrated on; and the drawn ones again one by one, since shapes can be wrong for one batch size only.
+The file is compared with the graph that it was made of, in its own runtime and process: on drawn examples, one of them
+of zeros, on the first of the calibration data and on those that were not calibrated on. The drawn ones are computed
+again one by one, since shapes can be wrong for one batch size only.
 """
 
 from __future__ import annotations
@@ -53,7 +54,9 @@ def check_written(
     try:
         with runs(directory)(directory) as process:
             compare = partial(_compare, lowered, process, check.compared if values else ())
-            compare(drawn, size)
+            compare(_with_zeros(graph, drawn, size), size)
+            if lowered.sample is not None:
+                compare(_first({name: np.asarray(each) for name, each in lowered.sample.items()}, size), size)
             if fixed is None:
                 compare({name: value[:ALONE] for name, value in drawn.items()}, 1)
             given = draw_inputs(specs, check)  # on which the graph is known to run
@@ -71,6 +74,24 @@ def check_written(
             f"The {file_format.what} must run in its runtime. Received: {graph.name!r} ({error}). Write "
             "format='saved_model', or replace the layer."
         ) from error
+
+
+def _with_zeros(graph: FrozenGraph, drawn: Arrays, size: int) -> Arrays:
+    """Returns the examples with zeros in the first, as padding and silence are, if the graph has numbers for them."""
+    zeroed = {name: value.copy() for name, value in drawn.items()}
+    for value in zeroed.values():
+        if value.dtype.kind == "f":
+            value[:1] = 0
+    try:
+        outputs = _computed(graph, zeroed, size)
+    except tf.errors.OpError:
+        return drawn
+    floats = [value for value in outputs.values() if value.dtype.kind == "f"]
+    return zeroed if all(np.isfinite(value).all() for value in floats) else drawn
+
+
+def _first(examples: Arrays, size: int) -> Arrays:
+    return {name: value[:size] for name, value in examples.items()}
 
 
 def _whole_batches(examples: Arrays, size: int) -> Arrays:
@@ -106,7 +127,7 @@ def _compare(lowered: Lowered, process: RuntimeProcess, names: Sequence[str], in
                 f"{_remedy()}"
             )
     expected = {name: expected[name] for name in names}
-    difference = _difference(found, expected)
+    difference, worst = _worst(found, expected)
     if difference <= (INT8_TOLERANCE if lowered.precision == "int8" else FLOAT_TOLERANCE):
         return
     exact = {name: value for name, value in _computed(lowered.source, inputs, batch_size).items() if name in expected}
@@ -118,7 +139,7 @@ def _compare(lowered: Lowered, process: RuntimeProcess, names: Sequence[str], in
     if not is_near and difference > _difference(_computed(graph, _noisy(inputs), batch_size), expected):
         raise UnsupportedModelError(
             f"The {what} must compute what the model computes. Received: {graph.name!r}, whose outputs differ in "
-            f"{version} by {difference:.1e} of their norm: {reason}. {_remedy()}"
+            f"{version} by {difference:.1e} of their norm, most in {worst!r}: {reason}. {_remedy()}"
         )
 
 
@@ -135,17 +156,24 @@ def _computed(graph: FrozenGraph, inputs: Arrays, batch_size: int) -> dict[str, 
 
 
 def _difference(found: Arrays, expected: Arrays) -> float:
-    """Returns the largest distance of an output as a share of its norm; values that are not finite must be equal."""
-    norms, distances = [], []
+    return _worst(found, expected)[0]
+
+
+def _worst(found: Arrays, expected: Arrays) -> tuple[float, str]:
+    """Returns the largest distance of an output as a share of its norm, and the output's name.
+
+    Values that are not finite must be equal.
+    """
+    norms, distances = dict[str, float](), dict[str, float]()
     for name, value in expected.items():
         one, other = (np.asarray(each, np.float64) for each in (found[name], value))
         finite = np.isfinite(other)
         if not np.array_equal(one[~finite], other[~finite], equal_nan=True) or not np.isfinite(one[finite]).all():
-            return float("inf")
-        norms.append(float(np.linalg.norm(other[finite])))
-        distances.append(float(np.linalg.norm(one[finite] - other[finite])))
-    least = NOISE * float(np.linalg.norm(norms)) or 1.0  # an output of zeros
-    return max((each / max(norm, least) for each, norm in zip(distances, norms, strict=True)), default=0.0)
+            return float("inf"), name
+        norms[name] = float(np.linalg.norm(other[finite]))
+        distances[name] = float(np.linalg.norm(one[finite] - other[finite]))
+    least = NOISE * float(np.linalg.norm(list(norms.values()))) or 1.0  # an output of zeros
+    return max(((each / max(norms[name], least), name) for name, each in distances.items()), default=(0.0, ""))
 
 
 def _noisy(inputs: Arrays) -> Arrays:

@@ -1,0 +1,92 @@
+"""LiteRT files are right where the converter or a kernel of LiteRT is not, and keep the model's order."""
+
+import keras
+import numpy as np
+import pytest
+from ai_edge_litert.interpreter import Interpreter
+from keras import layers, ops
+
+from tests.exporting.networks import examples
+from tfopt.errors import UnsupportedModelError
+from tfopt.exporting import ExportConfig, export
+from tfopt.exporting.litert import convert
+from tfopt.exporting.verification.litert_only import operators, read
+from tfopt.quantization import QuantizationConfig, quantize
+
+
+def by_place(directory, values):
+    """Returns the outputs of a file in its own order. The values are those of its inputs, in its own order."""
+    interpreter = Interpreter(str(directory / "model.tflite"))
+    inputs = [each["index"] for each in interpreter.get_input_details()]
+    for place, value in zip(inputs, values, strict=True):
+        interpreter.resize_tensor_input(place, value.shape)
+    interpreter.allocate_tensors()
+    for place, value in zip(inputs, values, strict=True):
+        interpreter.set_tensor(place, value)
+    interpreter.invoke()
+    return [interpreter.get_tensor(each["index"]) for each in interpreter.get_output_details()]
+
+
+def test_zeros_large_numbers_signs_and_sizes_are_right_and_in_the_models_order(tmp_path):
+    one, other = keras.Input((4, 4, 3), name="z"), keras.Input((4, 4, 3), name="a")
+    smaller = layers.UpSampling2D(2)(layers.MaxPooling2D()(one))
+    outputs = [
+        layers.UnitNormalization()(one),
+        ops.softplus(other),
+        ops.log_sigmoid(one),
+        layers.Conv2D(3, 1)(layers.Concatenate()([smaller, other])),
+        ops.argmax(other, axis=-1),
+        ops.argmin(one, axis=-1),
+    ]
+    model = keras.Model([one, other], outputs)
+    values = [100 * examples((4, 4, 3), 2), examples((4, 4, 3), 2) ** 2]
+    values[0][0] = values[1][1, 2] = 0
+    export(model, tmp_path / "a", ExportConfig(format="litert"))
+    for found, expected in zip(by_place(tmp_path / "a", values), model(values), strict=True):
+        np.testing.assert_allclose(found, expected, atol=1e-4, rtol=1e-5)
+
+
+def test_batch_normalization_before_the_last_layer_is_kept_apart_in_int8(tmp_path):
+    """The converter would multiply the rounded weights by its scale."""
+    keras.utils.set_random_seed(0)
+    normed = layers.BatchNormalization()
+    model = keras.Sequential([keras.Input((12,)), layers.Dense(32, activation="relu"), normed, layers.Dense(10)])
+    generator = np.random.default_rng(0)
+    normed.set_weights([generator.uniform(0.5, 2, 32) for _ in range(4)])
+    x = examples((12,))
+    export(model, tmp_path / "a", ExportConfig(format="litert", precision="int8"), calibration_data=x)
+    (found,) = by_place(tmp_path / "a", [x])
+    assert np.linalg.norm(found - model(x)) <= 0.03 * np.linalg.norm(model(x))
+    kinds = [name for _, _, name in operators(read(str(tmp_path / "a" / "model.tflite")))]
+    assert kinds == ["FULLY_CONNECTED", "MUL", "ADD", "FULLY_CONNECTED"]
+
+
+def test_probabilities_behind_a_convolution_have_no_steps(tmp_path):
+    """The converter would compute a softmax in int8, in steps of 1/256."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((4, 4, 3))
+    x = layers.Conv2D(8, 1, activation="relu")(inputs)
+    outputs = [
+        layers.Softmax()(layers.Flatten()(layers.Conv2D(40, 1)(x))),
+        layers.Conv2D(2, 1, activation="sigmoid")(x),
+    ]
+    model, x = keras.Model(inputs, outputs), examples((4, 4, 3))
+    quantized = quantize(model, QuantizationConfig(), calibration_data=x)
+    export(quantized, tmp_path / "a", ExportConfig(format="litert"))
+    for found, expected in zip(by_place(tmp_path / "a", [x]), quantized.graph.predict(x).values(), strict=True):
+        assert np.median(np.abs(found - expected)) < 1e-5  # a value before it may be rounded to the other side
+
+
+def test_a_wrong_value_for_zeros_is_refused_and_the_output_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(convert, "keep_within_limits", lambda editor: None)
+    inputs = keras.Input((4, 4, 3))
+    model = keras.Model(inputs, {"doubled": inputs * 2, "normed": layers.UnitNormalization()(inputs)})
+    with pytest.raises(UnsupportedModelError, match="by inf of their norm, most in 'normed'"):
+        export(model, tmp_path / "a", ExportConfig(format="litert"))
+
+
+def test_float64_is_told_as_the_reason_and_the_converter_is_silent(tmp_path, capfd):
+    model = keras.Sequential([keras.Input((4,), dtype="float64"), layers.Dense(2, dtype="float64")])
+    with pytest.raises(UnsupportedModelError, match=r"it has float64 tensors, .* export a float32 model"):
+        export(model, tmp_path / "a", ExportConfig(format="litert"))
+    assert "TF Select" not in capfd.readouterr().err
