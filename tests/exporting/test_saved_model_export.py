@@ -590,13 +590,19 @@ def test_an_artifact_that_holds_another_file_is_not_replaced(tmp_path):
 
 def test_inputs_whose_names_are_no_identifiers_get_one(tmp_path):
     """TensorFlow makes arguments of a function of them."""
-    inputs = {name: keras.Input((4,), name=name) for name in ("x-y", "2nd", "feat ures")}
+    inputs = {name: keras.Input((4,), name=name) for name in ("x-y", "2nd", "feat ures", "self", "entrée")}
     model = keras.Model(inputs, layers.Dense(2)(layers.Concatenate()(list(inputs.values()))))
     x = {name: np.random.default_rng(place).random((3, 4), np.float32) for place, name in enumerate(inputs)}
     artifact = export(model, tmp_path / "a", ExportConfig(), calibration_data=x)
     serve = tf.saved_model.load(artifact.path)
-    found = serve.signatures["serving_default"](x_y=x["x-y"], arg_2nd=x["2nd"], feat_ures=x["feat ures"])
+    named = {"x_y": "x-y", "arg_2nd": "2nd", "feat_ures": "feat ures", "arg_self": "self", "entr_e": "entrée"}
+    found = serve.signatures["serving_default"](**{own: x[name] for own, name in named.items()})
     np.testing.assert_allclose(found["output_0"], model(x), rtol=1e-5)
+
+
+def test_a_name_that_tensorflow_does_not_take_is_said(tmp_path):
+    with pytest.raises(UnsupportedModelError, match="'modèle' is not a valid"):
+        export(keras.Sequential([keras.Input((4,)), layers.Dense(2)], name="modèle"), tmp_path / "a")
 
 
 def test_two_inputs_whose_names_become_one_are_refused(tmp_path):

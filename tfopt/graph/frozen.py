@@ -157,11 +157,11 @@ def signature_name(name: str) -> str:
     """Returns the name of an input in a signature, which TensorFlow makes an argument of a function.
 
     Example:
-        >>> signature_name("image-1/x"), signature_name("2nd")
-        ('image_1_x', 'arg_2nd')
+        >>> signature_name("image-1/x"), signature_name("2nd"), signature_name("self")
+        ('image_1_x', 'arg_2nd', 'arg_self')
     """
-    letters = "".join(each if each.isalnum() else "_" for each in name.split(":")[0])
-    return letters if letters[:1].isalpha() else f"arg_{letters}"
+    letters = "".join(each if each.isascii() and each.isalnum() else "_" for each in name.split(":")[0])
+    return letters if letters[:1].isalpha() and letters != "self" else f"arg_{letters}"
 
 
 def free_graphs(graph_def: Any) -> None:

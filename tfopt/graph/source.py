@@ -21,7 +21,7 @@ from tfopt.graph.checked_sizes import drop_size_checks
 from tfopt.graph.convolutions import add_bias_of_groups_apart
 from tfopt.graph.edit import AttrValue, GraphEditor, producer
 from tfopt.graph.fold import fold_constants
-from tfopt.graph.frozen import FrozenGraph, free_graphs, signature_name
+from tfopt.graph.frozen import FrozenGraph, free_graphs, reason_of, signature_name
 from tfopt.graph.islands import islands, open_islands
 from tfopt.graph.loops import free_control_flow
 from tfopt.graph.tables import REMEDY, read_tables
@@ -175,7 +175,7 @@ def _keras_function(model: keras.Model) -> Any:
             raise _not_with_open_sizes(model, named, error) from error
         raise UnsupportedModelError(
             f"model must run on its first argument alone. Received: {model.name!r} ({type(model).__name__}), which "
-            f"fails on {[(spec.name, spec.shape, spec.dtype.name) for spec in named]}. "
+            f"fails on {[(spec.name, spec.shape, spec.dtype.name) for spec in named]} ({reason_of(str(error))}). "
             "Let its call() take several inputs as one list or dict."
         ) from error
 
