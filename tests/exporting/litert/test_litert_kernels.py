@@ -90,3 +90,15 @@ def test_float64_is_told_as_the_reason_and_the_converter_is_silent(tmp_path, cap
     with pytest.raises(UnsupportedModelError, match=r"it has float64 tensors, .* export a float32 model"):
         export(model, tmp_path / "a", ExportConfig(format="litert"))
     assert "TF Select" not in capfd.readouterr().err
+
+
+def test_the_process_of_a_file_takes_no_more_memory_than_is_available(fresh_python):
+    """A loop that never ends would take all, and the kernel could end another process."""
+    code = (
+        "import numpy as np, psutil\n"
+        "from tfopt.exporting.verification.litert_only import leave_memory_to_others\n"
+        "leave_memory_to_others()\n"
+        "try:\n    np.zeros(psutil.virtual_memory().total, np.uint8)\n"
+        "except MemoryError:\n    print('refused')"
+    )
+    assert fresh_python("-c", code, check=True).stdout.split() == ["refused"]

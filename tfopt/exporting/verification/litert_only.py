@@ -27,6 +27,23 @@ OPERATORS = {code: name for name, code in vars(schema.BuiltinOperator).items() i
 STORED = {schema.TensorType.FLOAT32: np.float32, schema.TensorType.FLOAT16: np.float16, schema.TensorType.INT8: np.int8}
 
 
+def leave_memory_to_others() -> None:
+    """Limits this process to the memory that is available: a loop that never ends takes what it can get.
+
+    Without the limit the kernel ends some process, which may be another one.
+    """
+    try:
+        import resource
+
+        sizes = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        available = 1024 * int(sizes["MemAvailable"].split()[0])
+        _, most = resource.getrlimit(resource.RLIMIT_DATA)
+        if most == resource.RLIM_INFINITY or available < most:
+            resource.setrlimit(resource.RLIMIT_DATA, (available, most))
+    except (ImportError, OSError, KeyError):
+        return  # not Linux
+
+
 class Runtime:
     """A .tflite file that LiteRT runs, with XNNPACK where that has the operator, for served.py.
 
@@ -36,6 +53,7 @@ class Runtime:
     blocked = BLOCKED
 
     def load(self, path: str, threads: int | None = None) -> dict[str, Any]:
+        leave_memory_to_others()
         self.path = path
         self.threads = threads or cores()  # LiteRT's own default is one
         self.own = threading.local()
