@@ -92,6 +92,7 @@ def test_float64_is_told_as_the_reason_and_the_converter_is_silent(tmp_path, cap
     assert "TF Select" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_process_of_a_file_takes_no_more_memory_than_is_available(fresh_python):
     """A loop that never ends would take all, and the kernel could end another process."""
     code = (
@@ -102,3 +103,22 @@ def test_the_process_of_a_file_takes_no_more_memory_than_is_available(fresh_pyth
         "except MemoryError:\n    print('refused')"
     )
     assert fresh_python("-c", code, check=True).stdout.split() == ["refused"]
+
+
+def test_a_bias_that_32_bits_hold_in_larger_steps_only(tmp_path):
+    """The converter then rounds the weights to few values; the file says little of their integers."""
+    keras.utils.set_random_seed(0)
+    x = np.random.default_rng(0).random((16, 4, 4, 16), np.float32) * np.float32(1e-7)
+    bias = keras.initializers.Constant(3.0)
+    model = keras.Sequential(
+        [
+            keras.Input((4, 4, 16)),
+            layers.Conv2D(64, 1, activation="relu", bias_initializer=bias),
+            layers.Conv2D(8, 1, activation="relu"),
+            layers.GlobalAveragePooling2D(),
+            layers.Dense(3),
+        ]
+    )
+    config = ExportConfig(format="litert", precision="int8", int8_nodes="all")
+    artifact = export(model, tmp_path / "a", config, calibration_data=x)
+    assert len(artifact.report.changed) == 3

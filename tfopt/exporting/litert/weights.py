@@ -54,7 +54,8 @@ def quantize_weights(model: Any, graph: AnnotatedGraph) -> set[int]:
         values = np.moveaxis(_values(model, weights), axis, 0)
         rows = values.reshape(len(values), -1)
         near = weights.quantization.scale / 2 if weights.type == TYPE.INT8 else np.zeros(1)
-        found_here = ((place, _factors(rows, held, near)) for place, (_, held) in enumerate(known))
+        places = sorted(range(len(known)), key=found.__contains__)  # weights may have become zeros, which fit any
+        found_here = ((place, _factors(rows, known[place][1], near)) for place in places)
         place, factors = next(((place, each) for place, each in found_here if each is not None), (0, None))
         if factors is None:
             continue
@@ -180,17 +181,23 @@ def _known_integers(graph: AnnotatedGraph) -> list[tuple[str, np.ndarray]]:
 def _factors(rows: np.ndarray, integers: np.ndarray, near: np.ndarray) -> np.ndarray | None:
     """Returns the factor between each row and a row of integers; None if one is no multiple, but for errors of `near`.
 
-    A factor is negative where the row has been multiplied by a negative number.
+    A factor is negative where the row has been multiplied by a negative number. It is that of the largest values, which
+    the converter rounds by nothing, unless its step is larger than that of the integers, as for a bias that 32 bits do
+    not hold otherwise: then it is the one with the least squared error.
     """
-    if rows.shape != integers.shape or rows.any() != integers.any():
+    if rows.shape != integers.shape or (rows.any() != integers.any() and not near.any()):
         return None
     if len(rows) > 1 and _factors(rows[:1], integers[:1], near[:1]) is None:  # most others differ here already
         return None
-    largest = np.maximum(np.abs(integers.astype(np.int16)).max(axis=1), 1)
-    signs = np.sign(np.einsum("ij,ij->i", rows, integers.astype(np.float32)))
-    factors = np.abs(rows).max(axis=1) / largest
-    differences = np.abs(rows - (signs * factors)[:, None] * integers)
-    return signs * factors if (differences <= (near + NEARLY * factors)[:, None]).all() else None
+    wide = integers.astype(np.float32)
+    squares, products = np.maximum(np.square(wide).sum(axis=1), 1), np.einsum("ij,ij->i", rows, wide)
+    largest = np.maximum(np.abs(wide).max(axis=1), 1)
+    factors = np.sign(products) * np.abs(rows).max(axis=1) / largest
+    coarse = 2 * near > np.abs(products / squares)
+    factors = np.where(coarse, products / squares, factors)
+    near = near * np.where(coarse, 1 + largest * np.abs(wide).sum(axis=1) / squares, 1)
+    differences = np.abs(rows - factors[:, None] * wide)
+    return factors if (differences <= (near + NEARLY * np.abs(factors))[:, None]).all() else None
 
 
 def _add_tensor(model: Any, subgraph: Any, name: bytes, integers: np.ndarray, steps: np.ndarray, axis: int) -> int:
