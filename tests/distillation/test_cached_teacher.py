@@ -124,6 +124,16 @@ def test_the_checksums_are_those_of_layers_and_weights_whatever_their_names():
     assert len({layers for layers, _ in found}) == 3
 
 
+def test_the_checksums_tell_which_input_is_which():
+    def difference(swapped):
+        one, other = keras.Input((4,), name="one"), keras.Input((4,), name="other")
+        operands = [other, one] if swapped else [one, other]
+        return digests(freeze_unfolded(keras.Model([one, other], layers.Subtract()(operands))))
+
+    assert difference(False) == difference(False)
+    assert difference(True)[0] != difference(False)[0]
+
+
 def test_a_killed_computation_goes_on_and_a_complete_one_runs_no_teacher(teacher, tmp_path, monkeypatch):
     monkeypatch.setattr("tfopt.distillation.cached_teacher.BATCHES_PER_FILE", 1)
     calls = []

@@ -35,12 +35,16 @@ class Clusters(keras.constraints.Constraint):
         inner: The earlier constraint of the variable, for example a mask, which is applied first.
         index: The number of each weight's cluster within its channel: a `keras.Variable` with a byte per weight.
 
+    A mask that comes later would take weights out of their cluster: pruning refuses variables with `shares_values`.
+
     Example:
         >>> kernel = keras.Variable([1.0, 3.0, 0.0, 8.0])
         >>> attach_clusters(kernel, np.array([1, 1, 0, 2]), count=3)
         >>> kernel.constraint(kernel).numpy().tolist()
         [2.0, 2.0, 0.0, 8.0]
     """
+
+    shares_values = True
 
     def __init__(self, variable: Any, count: int, channel_axes: Sequence[int] = (), inner: Any = None) -> None:
         self.variable = variable
@@ -84,7 +88,7 @@ def attach_clusters(variable: Any, index: np.ndarray, count: int, channel_axes: 
     """
     variable.constraint = _without_clusters(variable.constraint)
     kept = variable.numpy() != 0
-    if not kept.all():
+    if not kept.all() or isinstance(variable.constraint, Mask):
         attach_mask(variable).assign(kept)
     clusters = Clusters(variable, count, channel_axes, inner=variable.constraint)
     clusters.index.assign(index)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import keras
 
 from tfopt.compat.checks import imported, private, set_private
+
+ATTACHED: weakref.WeakSet[keras.Layer] = weakref.WeakSet()
 
 
 def layers_inside(layer: keras.Layer) -> list[keras.Layer]:
@@ -25,6 +28,12 @@ def direct_layers(layer: keras.Layer) -> list[keras.Layer]:
 def attach_layer(model: keras.Model, layer: keras.Layer) -> None:
     """Lets a functional model train a layer outside of its graph: `_layers`, which Keras' files leave out."""
     private(model, "_layers").append(layer)
+    ATTACHED.add(layer)
+
+
+def attached_layers(model: keras.Model) -> list[keras.Layer]:
+    """Returns the layers that `attach_layer` gave a model, which are none of its own."""
+    return [layer for layer in direct_layers(model) if layer in ATTACHED]
 
 
 def detach_layer(model: keras.Model, layer: keras.Layer) -> None:

@@ -158,7 +158,7 @@ def cache_teacher(
     )
     count = int(batches.cardinality())
     to_store = Examples(
-        name=f"{examples.name}, outputs of a teacher",
+        name=f"{examples.name}, outputs of the teacher {layers[:16]} {weights[:16]}",  # files of another do not count
         train=batches,
         test=batches.take(0),
         outputs=1,

@@ -102,7 +102,10 @@ def largest(values: np.ndarray, k: int, op: str) -> tuple[np.ndarray, np.ndarray
     left = values.copy()
     np.put_along_axis(left, places, -np.inf, -1)
     most = left.max(-1, keepdims=True)
-    return found, places, (most[..., 0] + np.log(np.exp(left - most).sum(-1) / others)).astype(values.dtype)
+    most = np.where(np.isfinite(most), most, 0)  # of classes that are all impossible
+    with np.errstate(divide="ignore"):
+        others_each = most[..., 0] + np.log(np.exp(left - most).sum(-1) / others)
+    return found, places, others_each.astype(values.dtype)
 
 
 def spread(stored: Mapping[str, Any], size: int) -> tf.Tensor:

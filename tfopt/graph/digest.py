@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -27,7 +27,7 @@ def digests(graph: FrozenGraph) -> tuple[str, str]:
         (True, False)
     """
     nodes = {node.name: node for node in graph.graph_def.node}
-    functions = {each.signature.name: each.node_def for each in graph.graph_def.library.function}
+    functions = {each.signature.name: each for each in graph.graph_def.library.function}
     layers, weights = hashlib.sha256(), hashlib.sha256()
     numbers: dict[str, int] = {}
     queue: list[str] = []
@@ -40,6 +40,7 @@ def digests(graph: FrozenGraph) -> tuple[str, str]:
         return f"{numbers[name]}:{tensor.partition(':')[2] or 0}"
 
     layers.update(" ".join(number(tensor) for tensor, _ in graph.outputs.values()).encode())
+    layers.update(" ".join(number(spec.name) for spec in graph.inputs.values()).encode())  # which input is which
     for name in queue:  # grows while it is read
         node = nodes[name]
         layers.update(" ".join(map(number, node.input)).encode())
@@ -54,7 +55,22 @@ def digests(graph: FrozenGraph) -> tuple[str, str]:
     return layers.hexdigest(), weights.hexdigest()
 
 
-def _described(node: Any, functions: Mapping[str, Sequence[Any]], skipped: str | None = None) -> Iterator[bytes]:
+def _described_function(function: Any, functions: Mapping[str, Any]) -> Iterator[bytes]:
+    """Yields what a function computes; its nodes and arguments are numbered by their places."""
+    arguments = [each.name for each in function.signature.input_arg]
+    numbers = {name: place for place, name in enumerate([*arguments, *(node.name for node in function.node_def)])}
+
+    def numbered(tensor: str) -> str:
+        name, _, output = tensor.partition(":")
+        return f"{'^' * tensor.startswith('^')}{numbers[name.lstrip('^')]}:{output}"
+
+    for inner in function.node_def:
+        yield " ".join(map(numbered, inner.input)).encode()
+        yield from _described(inner, functions)
+    yield " ".join(numbered(function.ret[each.name]) for each in function.signature.output_arg).encode()
+
+
+def _described(node: Any, functions: Mapping[str, Any], skipped: str | None = None) -> Iterator[bytes]:
     """Yields the op of a node and its attributes, and those of the functions that it calls."""
     yield node.op.encode()
     for key in sorted(node.attr):
@@ -63,7 +79,6 @@ def _described(node: Any, functions: Mapping[str, Sequence[Any]], skipped: str |
         value = node.attr[key]
         called = [value.func.name] if value.HasField("func") else [each.name for each in value.list.func]
         for name in called:
-            for inner in functions[name]:
-                yield from _described(inner, functions)
+            yield from _described_function(functions[name], functions)
         if not called:
             yield key.encode() + value.SerializeToString(deterministic=True)

@@ -13,7 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfopt.compat.layers import called_in_training, input_signature
+from tfopt.compat.layers import called_in_training, input_signature, layers_inside
 from tfopt.compat.plain import plain_operations
 from tfopt.compat.tensorflow import leaves_with_paths, with_constants
 from tfopt.errors import ArtifactError, ConfigError, UnsupportedModelError, warn
@@ -154,7 +154,20 @@ def _runs_anywhere(graph: FrozenGraph) -> FrozenGraph:
     return graph.edited(editor)
 
 
+def _check_names(model: keras.Model) -> None:
+    """Refuses names that TensorFlow does not take: Keras' scopes are not what they were after such an error."""
+    for layer in layers_inside(model):
+        if isinstance(layer, keras.layers.InputLayer):  # which has no scope
+            continue
+        if not re.fullmatch(r"[A-Za-z0-9._\\/>-]*", layer.name) or (layer is model and layer.name[:1] in "_\\/>-"):
+            raise UnsupportedModelError(
+                "model and its layers must have names of ASCII letters, digits and _.-, which TensorFlow takes. "
+                f"Received: {layer.name!r}. Make the layer with another name, and take the weights over."
+            )
+
+
 def _keras_function(model: keras.Model) -> Any:
+    _check_names(model)
     try:
         specs = input_signature(model)
     except (ValueError, AttributeError) as error:  # the latter of a Sequential with a layer that could not be called

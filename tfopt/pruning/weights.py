@@ -17,7 +17,7 @@ import numpy as np
 from keras import layers
 
 from tfopt.compat.kinds import check_keras_3
-from tfopt.compat.layers import direct_layers, layers_inside, own_trainable_variables
+from tfopt.compat.layers import attached_layers, direct_layers, layers_inside, own_trainable_variables
 from tfopt.errors import ConfigError, UnsupportedLayerError, UnsupportedModelError
 from tfopt.report import Change, PassReport, Skip
 
@@ -109,7 +109,7 @@ def find_weights(
         'excluded'
     """
     _check_model(model)
-    found = list(_walk(model, "", set()))
+    found = list(_walk(model, "", {id(layer) for layer in attached_layers(model)}))
     excluded, included = _named(found, exclude, "exclude"), _named(found, include, "include")
     weights: dict[int, Weight] = {}
     skipped: list[Skip] = []
@@ -140,6 +140,13 @@ def find_weights(
 def select_weights(model: Any, config: Any) -> tuple[list[Weight], list[Skip]]:
     """Returns what `find_weights` finds for a `PruningConfig`, whose `sparsities` must name pruned layers too."""
     weights, skipped = find_weights(model, config.exclude, config.include)
+    for weight in weights:
+        constraint = weight.variable.constraint
+        if any(getattr(each, "shares_values", False) for each in (constraint, getattr(constraint, "inner", None))):
+            raise UnsupportedModelError(
+                f"model must be pruned before it is clustered. Received: {model.name!r}, whose {weight} shares values "
+                "that zeros would change. Load the model anew, prune it, and then call tfopt.cluster."
+            )
     for end, keep, name in ((0, config.keep_first, "first"), (-1, config.keep_last, "last")):
         if keep and weights:
             left_out = weights[end]

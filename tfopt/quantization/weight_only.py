@@ -24,6 +24,7 @@ from annotated_types import Ge
 from tfopt.settings.validation import Remedy, check_fields
 
 Decode = Literal["load", "call"]
+EXACT_PLACES = 2**24  # float32 holds each whole number up to this
 SHRINK = np.array([8 / 7, 1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7], np.float32)
 """Factors for the scale of an int4 group. With 8/7 the range is symmetric, from -7 to 7. A factor below 1 clips the
 largest weight and gives all others finer steps."""
@@ -142,7 +143,8 @@ def find_codebook(matrix: np.ndarray, channel_axis: int | None = None) -> Codebo
         tables = [np.unique(row) + np.float32(0) for row in rows]  # which makes a zero of -0.0
         size = max(len(table) for table in tables)
         bits = 4 if size <= 16 else 8
-        if size <= 256 and bits * matrix.size + 32 * size * len(rows) <= 16 * matrix.size:
+        exact = shared or size * len(rows) <= EXACT_PLACES
+        if exact and size <= 256 and bits * matrix.size + 32 * size * len(rows) <= 16 * matrix.size:
             break
     else:
         return None

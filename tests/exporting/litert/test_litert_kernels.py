@@ -122,3 +122,17 @@ def test_a_bias_that_32_bits_hold_in_larger_steps_only(tmp_path):
     config = ExportConfig(format="litert", precision="int8", int8_nodes="all")
     artifact = export(model, tmp_path / "a", config, calibration_data=x)
     assert len(artifact.report.changed) == 3
+
+
+def test_a_model_may_give_a_concatenation_of_two_ranges(tmp_path):
+    """As heads of detectors do."""
+    keras.utils.set_random_seed(1)
+    x = np.random.default_rng(0).random((32, 8, 8, 3), np.float32)
+    inputs = keras.Input((8, 8, 3))
+    large = layers.Conv2D(4, 3, kernel_initializer=keras.initializers.RandomNormal(stddev=5.0))(inputs)
+    model = keras.Model(inputs, layers.Concatenate()([large, layers.Conv2D(4, 3)(inputs)]))
+    export(model, tmp_path / "a", ExportConfig(format="litert", precision="int8", int8_nodes="all"), calibration_data=x)
+    (found,) = by_place(tmp_path / "a", [x])
+    for half in (slice(None, 4), slice(4, None)):
+        expected = np.asarray(model(x))[..., half]
+        assert np.linalg.norm(found[..., half] - expected) < 0.05 * np.linalg.norm(expected)

@@ -242,7 +242,7 @@ class _Graph:
         try:
             reads = [self.shapes[name] if name else () for name in node.input]
             return count(reads, self.shapes.get(node.output[0]), attributes)
-        except (KeyError, IndexError, ZeroDivisionError, TypeError):
+        except (KeyError, IndexError, ZeroDivisionError, TypeError, ValueError):
             return None
 
 

@@ -208,9 +208,10 @@ def _is_grid(reader: Any) -> bool:
 def _comes_from_integers(node: Any) -> bool:
     if node.get_type_name() == "Subtract":
         node = node.input_value(0).get_node()
+    if node.get_type_name() != "Convert":
+        return False
     dtype = _dtype(node.input_value(0))
-    few_bits = dtype in ("int8", "uint8", *PACKED) or dtype.startswith(UNREAD)
-    return node.get_type_name() == "Convert" and few_bits
+    return dtype in ("int8", "uint8", *PACKED) or dtype.startswith(UNREAD)
 
 
 def _zero_point(constant: Any) -> int:

@@ -171,8 +171,14 @@ def _added_axis(editor: GraphEditor, node: Any) -> int | None:
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Keeps the converter's advice from the terminal where it refuses a model: tfopt tells the reason itself."""
-    with tempfile.TemporaryFile() as notices:
-        stderr = os.dup(2)
+    with contextlib.ExitStack() as stack:
+        try:
+            stderr = os.dup(2)
+        except OSError:  # there is none, as of a daemon
+            yield
+            return
+        stack.callback(os.close, stderr)
+        notices = stack.enter_context(tempfile.TemporaryFile())
         os.dup2(notices.fileno(), 2)
         refused = False
         try:
@@ -184,8 +190,8 @@ def _quiet() -> Iterator[None]:
             os.dup2(stderr, 2)
             if not refused:
                 notices.seek(0)
-                os.write(2, notices.read())
-            os.close(stderr)
+                with contextlib.suppress(OSError):  # nobody reads it
+                    os.write(2, notices.read())
 
 
 def _of_types(graph: FrozenGraph) -> str:

@@ -48,7 +48,8 @@ def hold_in_float(editor: GraphEditor, outputs: Collection[str]) -> None:
         found = {each: hold(editor, each) for each in changing}
         editor.set_inputs(name, [found.get(each, each) for each in node.input])
         # Otherwise the range of what is read rounded reaches those that read it in float too.
-        rounding = [reader for reader in readers if editor.nodes[reader].op in (FAKE_QUANT, *DATA_MOVEMENT_OPS)]
+        moving = (FAKE_QUANT, *DATA_MOVEMENT_OPS)
+        rounding = [reader for reader in readers if editor.nodes[reader].op in moving and reader not in outputs]
         if rounding:
             editor.redirect(name, hold(editor, name), keep=set(readers) - set(rounding))
 

@@ -36,9 +36,9 @@ def leave_memory_to_others() -> None:
         import resource
 
         sizes = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        available = 1024 * int(sizes["MemAvailable"].split()[0])
-        _, most = resource.getrlimit(resource.RLIMIT_DATA)
-        if most == resource.RLIM_INFINITY or available < most:
+        available = 1024 * sum(int(sizes[name].split()[0]) for name in ("MemAvailable", "SwapFree"))
+        limit, most = resource.getrlimit(resource.RLIMIT_DATA)
+        if limit == resource.RLIM_INFINITY or available < limit:
             resource.setrlimit(resource.RLIMIT_DATA, (available, most))
     except (ImportError, OSError, KeyError):
         return  # not Linux

@@ -188,6 +188,16 @@ def test_a_copy_of_a_part_keeps_its_clusters():
     assert part.constraint(part).numpy().tolist() == [[3.5, 0], [3.5, 0], [9, 0]]
 
 
+def test_a_clustered_model_is_not_pruned():
+    model = network()
+    cluster(model, EIGHT)
+    before = kernels(model)
+    with pytest.raises(UnsupportedModelError, match="must be pruned before it is clustered"):
+        prune(model, PruningConfig(target_sparsity=0.5))
+    for one, other in zip(kernels(model), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_what_is_wrong_is_said_before_a_change():
     with pytest.raises(ConfigError, match=r"clusters must be .*Received: clusters=1\. A weight takes 4 bits"):
         ClusteringConfig(clusters=1)
