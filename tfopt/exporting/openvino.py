@@ -11,6 +11,7 @@ from tfopt.errors import UnsupportedModelError
 from tfopt.exporting.config import DEFAULT_SIGNATURE, ExportConfig
 from tfopt.exporting.formats import FORMATS
 from tfopt.exporting.lowering import Lowered
+from tfopt.exporting.onnx.strides import slice_before_strided_products
 from tfopt.exporting.onnx.write import onnx_model
 
 
@@ -20,6 +21,8 @@ def write(lowered: Lowered, directory: Path, config: ExportConfig) -> None:
         model = onnx_model(lowered, config)
     except UnsupportedModelError as error:
         raise UnsupportedModelError(f"A model for OpenVINO is made from its ONNX model. {error}") from error
+    if lowered.precision == "int8":
+        slice_before_strided_products(model)
     try:
         # openvino.convert_model would do the same, and report the use to its maker.
         read = openvino.Core().read_model(model.SerializeToString())

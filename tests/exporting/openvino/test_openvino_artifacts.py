@@ -64,6 +64,25 @@ def test_each_int8_node_runs_an_int8_kernel_and_computes_the_annotated_graph(mak
         assert np.sqrt(np.mean(np.square(value - reference[name]))) <= 0.02 * scale
 
 
+def test_strided_products_of_one_tensor_run_int8_kernels(tmp_path):
+    """As in the first block of a residual stage. OpenVINO moves their stride, which left them in float32."""
+    keras.utils.set_random_seed(1)
+    x = examples((16, 16, 3))
+    inputs = keras.Input((16, 16, 3))
+    y = layers.Conv2D(32, 3, padding="same", activation="relu")(inputs)
+    main = layers.Conv2D(16, 1, strides=2, activation="relu")(y)
+    sides = [layers.Conv2D(32, 3, padding="same")(main), layers.Conv2D(32, 1, strides=2)(y)]
+    model = keras.Model(
+        inputs, layers.Conv2D(8, 1, strides=2, padding="same")(layers.Activation("relu")(layers.Add()(sides)))
+    )
+    config = ExportConfig(format="openvino", precision="int8")
+    artifact = export(model, tmp_path / "a", config, calibration_data=x)
+    outputs, kernels = run(tmp_path / "a", {model.inputs[0].name: x}, 32)
+    assert sum(count for name, count in kernels.items() if name.endswith("_int8")) == len(artifact.report.changed) == 5
+    expected = np.asarray(model(x))
+    assert np.linalg.norm(outputs["output_0"] - expected) < 0.05 * np.linalg.norm(expected)
+
+
 @pytest.fixture(scope="module")
 def artifacts(tmp_path_factory):
     """A model in each precision, and its float32 SavedModel."""
