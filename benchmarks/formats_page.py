@@ -66,4 +66,22 @@ def trained_formats() -> Table:
     return rows
 
 
-TABLES = {"formats": formats, "trained formats": trained_formats}
+RUNTIMES = {"tfopt_onnx": "onnxruntime", "tfopt_openvino": "openvino", "tfopt_litert": "litert"}
+WORDS = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "litert": "LiteRT"}
+
+
+def format_runtimes() -> Table:
+    """Each of tfopt's int8 files beside what the runtime's own quantizer makes of the same model and data."""
+    rows = [["model", "batch size", "SavedModel", *(f"{WORDS[own]}: tfopt's, its own" for own in RUNTIMES.values())]]
+    for name, found in read("format_runtimes")["models"].items():
+        for latency in found["latency"]:
+            times = latency["speed_against_keras_export"]
+            pairs = [f"{times[ours]:.2f}x, {times[own]:.2f}x" for ours, own in RUNTIMES.items()]
+            rows.append([f"`{name}`", str(latency["batch_size"]), f"{times['tfopt_int8']:.2f}x", *pairs])
+        errors = {runtime: found["against_float"][runtime]["relative_error"] for runtime in found["against_float"]}
+        pairs = [f"{errors[ours]:.1%}, {errors[own]:.1%}" for ours, own in RUNTIMES.items()]
+        rows.append([f"`{name}`", "error", f"{errors['tfopt_int8']:.1%}", *pairs])
+    return rows
+
+
+TABLES = {"formats": formats, "trained formats": trained_formats, "format runtimes": format_runtimes}
