@@ -67,14 +67,13 @@ def measure(name: str, folder: Path, options: Options) -> dict[str, Any]:
     model = tfopt.run(recipe).model
     model.save(folder / "keras.keras")
     score = recipe.find_task().score(data)
-    metric = score if isinstance(score, str) else score.name
     first = tfopt.benchmark([folder / "keras.keras"], batch_sizes=(BATCH,)).models[0]
     config = tfopt.CompressionConfig(
         max_score_drop=DROP,
         max_latency_ms=(first.times[0].latency_ms_median / FASTER,),
         max_bytes=(first.bytes_on_disk or 0) // SMALLER,
         batch_sizes=(BATCH,),
-        metric=metric,
+        metric=score if isinstance(score, str) else score.name,
         time_limit_s=60 * options.minutes,
         seed=options.seed,
         shrink=tfopt.StructuredPruningConfig(round_to=8, epochs=options.epochs),
@@ -93,7 +92,7 @@ def measure(name: str, folder: Path, options: Options) -> dict[str, Any]:
         pruned = tfopt.run(replace(recipe, pruning=pruning)).model
         tfopt.export(pruned, paths["prune"], tfopt.ExportConfig(sparse_weights=True))
     paths = {kind: path for kind, path in paths.items() if path.exists()}
-    bench = tfopt.benchmark(list(paths.values()), batch_sizes=(BATCH,), data=data.batches("test", 64), metric=metric)
+    bench = tfopt.benchmark(list(paths.values()), batch_sizes=(BATCH,), data=data.batches("test", 64), metric=score)
     rows = dict(zip(paths, bench.models, strict=True))
     keras_ms = rows["keras"].times[0].latency_ms_median
     report = found["compress"]

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -11,12 +12,14 @@ from keras import layers
 
 import tfopt
 from tfopt.cli import main
+from tfopt.cli.compress import _of_recipe
 from tfopt.cli.exit_codes import SUCCESS, WRONG_USE
 from tfopt.compression import search
 from tfopt.compression.candidates import Allocation, farthest
-from tfopt.compression.config import BYTES, DROP, CompressionConfig, changes_in
+from tfopt.compression.config import BYTES, DROP, MEMORY, CompressionConfig, changes_in
 from tfopt.compression.front import CompressedModel, CompressionReport, excess, figures_of, front
 from tfopt.compression.search import compress
+from tfopt.compression.trial import MODEL, export_config, score_of
 from tfopt.errors import ConfigError, TrainingError, UnsupportedModelError
 from tfopt.pruning import StructuredPruningConfig
 from tfopt.pruning.sensitivity_curves import Sensitivity
@@ -54,8 +57,12 @@ def made(name, drop, ms, size):
 
 def test_the_front_leaves_out_what_another_model_beats():
     models = [made("a", 0.0, 4.0, 100), made("b", 0.01, 2.0, 50), made("c", 0.01, 3.0, 50), made("d", 0.0, 4.0, 100)]
-    assert [each.name for each in front(models)] == ["b", "a", "d"]
-    assert front([]) == ()
+    assert [each.name for each in front(models, {})] == ["b", "a", "d"]
+    assert front([], {}) == ()
+    small = replace(models[2], figures={**models[2].figures, MEMORY: 50.0})
+    large = replace(models[1], figures={**models[1].figures, MEMORY: 90.0})
+    assert [each.name for each in front([large, small], {})] == ["b"]
+    assert [each.name for each in front([large, small], {MEMORY: 60.0})] == ["b", "c"]
 
 
 def test_a_report_names_the_best_within_the_budget_or_what_is_missed():
@@ -74,16 +81,19 @@ def test_a_report_names_the_best_within_the_budget_or_what_is_missed():
     assert narrow.best is None
     assert narrow.missed == pytest.approx({MS: 0.3})
     assert "ms at batch 8 is 0.300 above the budget" in str(narrow)
+    unknown = replace(report, budget={MEMORY: 100.0})
+    assert unknown.within == ()
+    assert "memory bytes could not be measured" in str(unknown)
 
 
 def test_the_figures_are_those_of_the_receipts():
-    other = replace(RECEIPT, batch_size=1, latency_ms_median=0.5)
+    other = replace(RECEIPT, batch_size=1, latency_ms_median=0.5, memory_peak_bytes=700)
     assert figures_of([RECEIPT, other]) == {
         DROP: pytest.approx(0.01),
         MS: 2.0,
         "ms at batch 1": 0.5,
         BYTES: 1000.0,
-        "memory bytes": 500.0,
+        "memory bytes": 700.0,
     }
     error = replace(RECEIPT, scores={"error": 0.5}, baseline_scores={"error": 0.4}, higher_is_better=False)
     assert figures_of([error])[DROP] == pytest.approx(0.1)
@@ -96,6 +106,7 @@ def test_the_figures_are_those_of_the_receipts():
     [
         ({"max_score_drop": -0.1}, "max_score_drop must be"),
         ({"max_latency_ms": (1.0, 2.0)}, "one time for each of batch_sizes"),
+        ({"batch_sizes": (8, 8)}, "batch_sizes must differ"),
         ({"time_limit_s": 0}, "time_limit_s must be"),
         ({"metric": "acuracy"}, "Unknown metric"),
         ({"quantization": tfopt.QuantizationConfig(training=True)}, "quantization of a compression works at once"),
@@ -136,6 +147,31 @@ def test_the_amounts_meet_the_share_where_it_hurts_least():
     assert allocation.ratios(0.5, "even") == pytest.approx({"a": 0.5, "b": 0.5}, abs=1e-3)
 
 
+def test_a_share_below_the_least_is_the_least():
+    found = Sensitivity(
+        score="loss",
+        higher_is_better=False,
+        baseline=1.0,
+        shares=(0.3, 0.9),
+        curves={"a": (1.0, 1.1)},
+        config=StructuredPruningConfig(ratio=0.5),
+        cost=lambda ratios: 1 - ratios.get("a", 0.0) / 16,
+    )
+    assert Allocation(found, {"a": 0.9}).ratios(0.9, "sensitive") == pytest.approx({"a": 0.9}, abs=1e-4)
+
+
+def test_a_score_of_a_trial_knows_what_the_examples_ignore():
+    data = replace(examples(), ignored_target=255, bytes_per_target=4.0)
+    score = score_of("mean_iou", data)
+    score.update(np.array([[0, 1, 255]]), np.eye(2)[[[0, 1, 1]]])
+    assert score.result() == 1.0
+    bits = score_of("bits_per_byte", data)
+    bits.update(np.array([[3, 7]]), np.zeros((1, 2, 256)))
+    assert bits.result() == 2.0
+    assert score_of("accuracy", data) == "accuracy"
+    assert export_config(CONFIG.recipe("small", {}), [8], score).quantization.metric is score
+
+
 def test_a_search_halves_the_interval_before_it_fills_the_front():
     shares = {1: 0.9, 2: 0.5, 3: 0.31, 4: 0.1}
     assert farthest(shares, [1.0, 0.3], 0.3, 1.0) == 2
@@ -157,10 +193,15 @@ def examples():
 
 
 class MadeUp:
-    """Outcomes as a function of the ratios: half of the channels cost nothing, and the rest too much."""
+    """Outcomes as a function of the ratios: half of the channels cost nothing, and the rest too much.
 
-    def __init__(self, monkeypatch, failing=(), stops_after=None):
+    A trial takes `seconds` on a clock of its own, on which nothing else takes time.
+    """
+
+    def __init__(self, monkeypatch, failing=(), stops_after=None, seconds=1.0):
         self.calls, self.failing, self.stops_after = [], failing, stops_after
+        self.now, self.seconds, self.limits = 0.0, seconds, {}
+        monkeypatch.setattr(search, "time", SimpleNamespace(monotonic=lambda: self.now))
         monkeypatch.setattr(search, "call_apart", self)
         monkeypatch.setattr(search, "STARTUP", 6)  # each is a transaction of SQLite
 
@@ -177,7 +218,12 @@ class MadeUp:
         )
         result = {"multiply_adds": share, "receipts": [receipt.to_dict()]}
         failure = "its process was killed" if len(self.calls) in self.failing else ""
-        outcome = Outcome(result=None if failure else result, failure=failure, seconds=0.01)
+        self.limits[name] = limit_s
+        seconds = self.seconds if arguments["heals"] else 1.0
+        if seconds > limit_s:
+            failure, seconds = "it took too long", limit_s
+        self.now += seconds
+        outcome = Outcome(result=None if failure else result, failure=failure, seconds=seconds)
         (directory / OUTCOME).write_text(outcome.to_json())
         return outcome
 
@@ -220,9 +266,44 @@ def test_a_search_records_failures_and_goes_on_after_a_stop(tmp_path, monkeypatc
 def test_a_budget_that_no_model_meets_is_said_before_any_training(tmp_path, monkeypatch):
     made_up = MadeUp(monkeypatch)
     tight = replace(CONFIG, max_latency_ms=(0.1,), max_bytes=10)
+    model, data = network(), examples()
     with pytest.raises(ConfigError, match=r"ms at batch 8 0\.100, and the smallest model takes .* above it; bytes"):
-        compress(network(), examples(), tight, directory=tmp_path / "run")
+        compress(model, data, tight, directory=tmp_path / "run")
     assert made_up.calls == ["smallest"]
+    # The same directory takes a larger budget, and the model as it was saved. The smallest one is measured anew.
+    wide = replace(tight, max_latency_ms=(100.0,), max_bytes=None, max_trials=0)
+    saved = keras.saving.load_model(tmp_path / "run" / MODEL)
+    report = compress(saved, data, wide, directory=tmp_path / "run")
+    assert made_up.calls == ["smallest", "smallest", "unshrunk"]
+    assert [each.name for each in report.front] == ["unshrunk"]
+    model.compile("adam", "sparse_categorical_crossentropy")
+    with pytest.raises(ConfigError, match="of another model"):
+        compress(model, data, wide, directory=tmp_path / "run")
+
+
+def test_a_trial_that_the_default_limit_ends_may_be_tried_again(tmp_path, monkeypatch):
+    made_up = MadeUp(monkeypatch, seconds=500.0)
+    model, data, config = network(), examples(), replace(CONFIG, time_limit_s=602.0)
+    report = compress(model, data, config, directory=tmp_path / "run")
+    first, second = made_up.calls[2:]
+    assert first != second
+    assert (made_up.limits[first], made_up.limits[second]) == (300.0, 300.0)
+    assert {each.state for each in report.trials} == {"open"}
+
+    made_up.seconds = 250.0  # the machine is less busy
+    report = compress(model, data, config, directory=tmp_path / "run")
+    assert made_up.calls[4] == first
+    assert made_up.limits[made_up.calls[5]] == 352.0  # all that is left after a trial that has succeeded
+    assert [each.state for each in report.trials].count("measured") == 2
+
+    def take_long(step):
+        made_up.now += 1000.0
+
+    # Without time for more, the report has what was measured before.
+    late = compress(model, data, config, directory=tmp_path / "run", on_step=take_long)
+    assert len(made_up.calls) == 6
+    assert [each.name for each in late.front] == [each.name for each in report.front]
+    assert [each.state for each in late.trials].count("measured") == 2
 
 
 def test_a_bound_of_latency_leaves_out_what_is_predicted_to_be_slow(tmp_path, monkeypatch):
@@ -251,6 +332,17 @@ def test_what_cannot_be_searched_is_said_at_once(tmp_path, monkeypatch):
         compress(network(), examples(), CONFIG, directory=tmp_path / "mine")
 
 
+def test_a_model_that_can_lose_next_to_nothing_is_refused(tmp_path, monkeypatch):
+    MadeUp(monkeypatch)
+    inputs = keras.Input((6,))
+    wide = layers.Dense(3)(layers.Dense(2000, name="wide")(inputs))
+    model = keras.Model(inputs, layers.Add()([wide, layers.Dense(3)(layers.Dense(16, name="narrow")(inputs))]))
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    config = replace(CONFIG, shrink=replace(SHRINK, exclude=("wide",)))
+    with pytest.raises(UnsupportedModelError, match="at the least, with round_to=8"):
+        compress(model, examples(), config, directory=tmp_path / "run")
+
+
 @pytest.mark.slow
 def test_a_network_on_digits_gets_smaller_and_faster(tmp_path):
     data = tfopt.data.digits(image_size=16)
@@ -277,6 +369,29 @@ def test_the_command_names_what_is_missing(capsys):
     ]:
         assert main(["compress", *words]) == WRONG_USE
         assert message in capsys.readouterr().err
+
+
+def test_a_recipe_with_mixup_and_rounds_is_compressed_without_them(tmp_path, monkeypatch, capsys):
+    file, out = tmp_path / "mine.toml", tmp_path / "run"
+    file.write_text('name = "mine"\n[data]\nsource = "digits"\n[data.augment]\nmixup = 0.2\n[shrink]\nrounds = 3\n')
+    trained = network()
+    trained.compile("adam", keras.losses.CategoricalCrossentropy(from_logits=True))
+    monkeypatch.setattr("tfopt.runner.run", lambda recipe, console: SimpleNamespace(model=trained))
+    model, _, config = _of_recipe(str(file), out, CompressionConfig(), as_json=False)
+    assert config.augment == tfopt.data.AugmentConfig()
+    assert config.shrink.rounds == 1
+    assert model.get_compile_config()["loss"]["class_name"] == "SparseCategoricalCrossentropy"
+    shown = capsys.readouterr().err
+    assert "without mixup" in shown
+    assert "not in rounds" in shown
+
+    out.mkdir()
+    model.save(out / MODEL)  # without the mark it may be anybody's, so the recipe is trained
+    assert _of_recipe(str(file), out, CompressionConfig(), as_json=False)[0] is trained
+    (out / "compression.json").write_text(json.dumps({"compression": "", "source": str(file)}))
+    assert _of_recipe(str(file), out, CompressionConfig(), as_json=False)[0] is not trained
+    with pytest.raises(ConfigError, match="of another model, of .*mine.toml"):
+        _of_recipe("digits_cnn", out, CompressionConfig(), as_json=False)
 
 
 @pytest.mark.slow

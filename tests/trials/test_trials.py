@@ -51,6 +51,24 @@ def test_a_seed_proposes_the_same_trials_whatever_was_measured_and_stopped(tmp_p
     assert study_in(tmp_path, seed=1, name="other.db").propose(2) != again.propose(2)
 
 
+def test_after_sigterm_a_function_cleans_up_and_its_temporary_files_are_removed(tmp_path):
+    outcome = call_apart("tried:terminate", {}, tmp_path, 60.0)
+    assert outcome.failure == "its process was ended by SIGTERM"
+    assert str(tmp_path / "tmp") in (tmp_path / "log.txt").read_text()
+    assert not (tmp_path / "tmp").exists()
+
+
+def test_a_trial_whose_proposal_was_stopped_counts_as_failed(tmp_path):
+    study = study_in(tmp_path)
+    study.propose(1)
+    study._study.ask()  # without settings, as a stop leaves it
+    again = study_in(tmp_path)
+    assert again.open == {0, 1}
+    assert set(again.propose(3)) == {0, 2}
+    assert again.open == {0, 2}
+    assert again.finished == {1}
+
+
 @pytest.mark.slow
 def test_a_study_learns_once_the_first_trials_have_ended(tmp_path):
     study = study_in(tmp_path)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 import time
 
 
@@ -20,3 +21,11 @@ def kill():
 def hang():
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(60)
+
+
+def terminate():
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    finally:
+        print(tempfile.mkdtemp())

@@ -31,14 +31,16 @@ def compress_command(words: list[str]) -> int:
         )
     config = CompressionConfig(**{each.name: getattr(options, each.name) for each in fields(CompressionConfig)})
     start_tensorflow()
-    from tfopt.compression import compress
+    from tfopt.compression.search import compress_from
+    from tfopt.training.memory import set_memory_growth
 
+    set_memory_growth()  # the processes of the trials share the GPUs with this one
     if is_file:
         model, data = _loaded(options.source), _examples(options.data or "")
     else:
         model, data, config = _of_recipe(options.source, Path(options.out), config, as_json=options.json)
     with working(f"compressing {model.name}") as now:
-        report = compress(model, data, config, directory=options.out, on_step=now)
+        report = compress_from(options.source, model, data, config, options.out, now)
     say(report.to_json() if options.json else report)
     return SUCCESS if report.within else CHECK_FAILED
 
@@ -71,27 +73,44 @@ def _of_recipe(
 ) -> tuple[Any, Examples, CompressionConfig]:
     """Returns the trained model of a recipe, its examples, and the settings with the recipe's own as defaults."""
     from tfopt.compression.config import CompressionConfig
+    from tfopt.compression.directory import source_of
     from tfopt.compression.trial import MODEL
     from tfopt.distillation.config import TeacherConfig
     from tfopt.recipe.recipe import NOT_KL
     from tfopt.runner import run
+    from tfopt.runner.model_check import are_shares
+    from tfopt.tasks.label_smoothing import smoothed
 
+    earlier = source_of(out)
+    if earlier is not None and earlier != name:
+        raise ConfigError(
+            f"out must be new, or of the same recipe. Received: {str(out)!r}, which has a compression of another model"
+            f"{earlier and f', of {earlier}'}. Choose another directory, or remove it."
+        )
     recipe = read_recipe(name)
     look_beside()
     data = recipe.data.load()
-    score = recipe.find_task().score(data)
-    loss: Any = NOT_KL.get(recipe.find_task().name, "kl")
+    task, augment = recipe.find_task(), recipe.data.augment
+    score = task.score(data)
+    loss: Any = NOT_KL.get(task.name, "kl")
     own: dict[str, Any] = {
         "metric": score if isinstance(score, str) else score.name,
-        "shrink": recipe.shrink or config.shrink,
+        "shrink": config.shrink if recipe.shrink is None else replace(recipe.shrink, rounds=1),
         "training": recipe.training,
-        "augment": recipe.data.augment,
+        "augment": replace(augment, mixup=0.0, cutmix=0.0),
         "distillation": recipe.distillation or TeacherConfig(loss=loss),
     }
     defaults = CompressionConfig()
     changed = {key: value for key, value in own.items() if getattr(config, key) == getattr(defaults, key)}
     config = replace(config, **changed)  # before the training: it may be refused
-    if (out / MODEL).is_file():  # of an earlier call
+    if augment.mixes_examples and "augment" in changed:
+        say("the smaller models are trained without mixup and cutmix", error=True)
+    if recipe.shrink is not None and recipe.shrink.rounds > 1 and "shrink" in changed:
+        say("the smaller models lose their channels at once, not in rounds", error=True)
+    if earlier is not None:
         return _loaded(out / MODEL), data, config
     off: dict[str, Any] = dict.fromkeys(("shrink", "pruning", "quantization", "distillation", "export_dir"))
-    return run(replace(recipe, **off, forms={}), console=ProgressConsole(stderr=as_json)).model, data, config
+    model = run(replace(recipe, **off, forms={}), console=ProgressConsole(stderr=as_json)).model
+    if augment.mixes_examples and not are_shares(data, task):  # it was trained with the loss of shares
+        model.compile(loss=smoothed(task.loss(data), recipe.training.label_smoothing))
+    return model, data, config

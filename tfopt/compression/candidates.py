@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import keras
 import numpy as np
 
+from tfopt.atomic.files import write_text
 from tfopt.data import Examples
 from tfopt.pruning import StructuredPruningConfig
 from tfopt.pruning.sensitivity import sensitivity
@@ -40,18 +43,24 @@ def most_ratios(model: keras.Model, config: StructuredPruningConfig) -> dict[str
 
 
 def measure_sensitivity(
-    model: keras.Model, examples: Examples, config: StructuredPruningConfig, groups: int, seconds: float
+    model: keras.Model, examples: Examples, config: StructuredPruningConfig, groups: int, seconds: float, file: Path
 ) -> Sensitivity:
-    """Measures the loss with each group alone made smaller, on a few batches, fewer where time is short."""
+    """Measures the loss with each group alone made smaller, on a few batches, fewer where time is short.
+
+    Their number is kept in a file, so that a search that goes on measures the same.
+    """
     batches = list(examples.batches("validation", BATCH).take(BATCHES).as_numpy_iterator())
 
     def evaluate() -> Any:
         return model.evaluate(*batches[0][:2], verbose=0)
 
-    evaluate()  # traces
-    affordable = int(seconds / (seconds_of(evaluate) * (groups * len(PARTS) + 1)))
+    if not file.is_file():
+        evaluate()  # traces
+        affordable = int(seconds / (seconds_of(evaluate) * (groups * len(PARTS) + 1)))
+        write_text(file, json.dumps({"batches": min(max(affordable, 1), len(batches))}))
+    count = json.loads(file.read_text(encoding="utf-8"))["batches"]
     shares = tuple(config.max_ratio * part for part in PARTS)
-    return sensitivity(model, batches[: max(affordable, 1)], config.with_ratios({}), shares=shares, score="loss")
+    return sensitivity(model, batches[:count], config.with_ratios({}), shares=shares, score="loss")
 
 
 @dataclass(frozen=True)
@@ -79,7 +88,7 @@ class Allocation:
     def ratios(self, share: float, amounts: Amounts) -> dict[str, float]:
         """Returns the ratio of each group: less where it hurts, or the same for all."""
         if amounts == "sensitive":
-            chosen = self.found.allocate(target_flops=share).ratios
+            chosen = self.found.allocate(target_flops=max(share, self.least + 1e-6)).ratios
             return {name: round(min(chosen[name], most), 6) for name, most in self.most.items()}
         low, high = 0.0, 1.0
         for _ in range(HALVINGS):

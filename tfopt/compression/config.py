@@ -43,7 +43,7 @@ class CompressionConfig:
     """What a smaller model may cost, how long to search for it, and how it is made.
 
     Raises:
-        ConfigError: A value is out of range, or the latencies are not as many as the batch sizes.
+        ConfigError: A value is out of range, a batch size is named twice, or the latencies are not as many as these.
     Example:
         >>> CompressionConfig(max_score_drop=0.005, max_latency_ms=(2.0,), batch_sizes=(8,)).budget
         {'score drop': 0.005, 'ms at batch 8': 2.0}
@@ -58,13 +58,15 @@ class CompressionConfig:
     max_memory_bytes: Annotated[int, Ge(1)] | None = None
     """Largest peak memory of a process that serves the artifact, its runtime included. None sets no bound."""
     batch_sizes: Annotated[tuple[Annotated[int, Ge(1)], ...], MinLen(1)] = (1,)
-    """Numbers of examples in the timed calls."""
+    """Numbers of examples in the timed calls, each once."""
     metric: str = "accuracy"
     """Metric of the loss of score, as in QuantizationConfig.metric, by its name."""
     time_limit_s: Annotated[float, Gt(0), Lt(math.inf)] = 600.0
-    """Seconds after which the search ends. A trial that still runs is ended and not counted."""
+    """Seconds after which no trial begins, and one that still runs is ended and not counted. The preparation before the
+    trials takes of this time too, but is not interrupted."""
     trial_limit_s: Annotated[float, Gt(0), Lt(math.inf)] | None = None
-    """Seconds after which a single trial is ended. None means half of the time that is left."""
+    """Seconds after which a single trial is ended and counts as failed. None means half of the time for the first and
+    all that is left for the others; one that is ended so may be tried again by a later call."""
     max_trials: Annotated[int, Ge(0)] | None = None
     """Largest number of models that are trained. None means as many as the time allows."""
     seed: Annotated[int, Ge(0), Lt(2**32)] = 0
@@ -88,6 +90,10 @@ class CompressionConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         check_metric(self.metric)
+        if len(set(self.batch_sizes)) < len(self.batch_sizes):
+            raise ConfigError(
+                f"batch_sizes must differ from each other. Received: batch_sizes={self.batch_sizes}. Name each once."
+            )
         if self.max_latency_ms and len(self.max_latency_ms) != len(self.batch_sizes):
             raise ConfigError(
                 f"max_latency_ms must have one time for each of batch_sizes. Received: "
@@ -153,7 +159,8 @@ def changes_in(recipe: Recipe) -> str:
 class CompressOptions(CompressionConfig):
     """Searches for smaller and faster artifacts of a model within a budget, by measurement on this machine.
 
-    Called again with the same OUT after a stop, it goes on. The exit code is 1 if no artifact keeps the budget.
+    Called again with the same OUT after a stop, it goes on. The exit code is 1 if no artifact that was found keeps the
+    budget, and 2 if the smallest model shows before any training that none can.
     """
 
     source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="NAME|FILE")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,17 +71,19 @@ def figures_of(receipts: Sequence[Receipt]) -> dict[str, float]:
     if not drops:
         reason = first.unavailable.get("accuracy", "it has no labels")
         raise ConfigError(f"A compression needs a score. Received: examples without one: {reason}. Set metric.")
-    memory = {} if first.memory_peak_bytes is None else {MEMORY: float(first.memory_peak_bytes)}
+    peaks = [each.memory_peak_bytes for each in receipts if each.memory_peak_bytes is not None]
+    memory = {MEMORY: float(max(peaks))} if peaks else {}
     latencies = {latency_at(each.batch_size): each.latency_ms_median for each in receipts}
     return {DROP: round(max(drops), 9), **latencies, BYTES: float(first.bytes_on_disk), **memory}
 
 
-def front(models: Sequence[CompressedModel]) -> tuple[CompressedModel, ...]:
-    """Returns the models that no other one beats or equals in every figure but the memory, the smallest first.
+def front(models: Sequence[CompressedModel], budget: Mapping[str, float]) -> tuple[CompressedModel, ...]:
+    """Returns the models that no other one beats or equals in every figure, the smallest first.
 
-    Memory is mostly that of the runtime, so it tells no models apart; it is a bound only.
+    Memory is mostly that of the runtime. So it tells models apart only where the budget bounds it.
     """
-    rows = {each.name: [value for name, value in each.figures.items() if name != MEMORY] for each in models}
+    names = {name for each in models for name in each.figures if name != MEMORY or name in budget}
+    rows = {each.name: [each.figures.get(name, math.inf) for name in names] for each in models}
 
     def beats(one: str, other: str) -> bool:
         pairs = list(zip(rows[one], rows[other], strict=True))
@@ -137,8 +140,9 @@ class CompressionReport(Record, Shown):
 
     @property
     def within(self) -> tuple[CompressedModel, ...]:
-        """The artifacts of the front that keep the whole budget, the smallest first."""
-        return tuple(each for each in self.front if not excess(each.figures, self.budget))
+        """The artifacts of the front that keep the whole budget, the smallest first. An unknown figure keeps none."""
+        known = [each for each in self.front if each.figures.keys() >= self.budget.keys()]
+        return tuple(each for each in known if not excess(each.figures, self.budget))
 
     @property
     def best(self) -> CompressedModel | None:
@@ -148,7 +152,7 @@ class CompressionReport(Record, Shown):
 
     @property
     def missed(self) -> dict[str, float]:
-        """By how much the artifact that comes nearest to the budget exceeds each bound; empty if one keeps it."""
+        """By how much the artifact that comes nearest to the budget exceeds each bound; empty if it exceeds none."""
 
         def miss(model: CompressedModel) -> float:
             over = excess(model.figures, self.budget)
@@ -202,6 +206,9 @@ class CompressionReport(Record, Shown):
             words.append(("best", best.artifact))
         for name, value in missed.items():
             words.append((PROBLEM, f"{name} is {show_figure(name, value)} above the budget at the least"))
+        for name in self.budget:
+            if self.front and not any(name in each.figures for each in self.front):
+                words.append((PROBLEM, f"{name} could not be measured"))
         failed = [f"trial {each.number}: {each.reason}" for each in self.trials if each.state == "failed"]
         measured = sum(each.state == "measured" for each in self.trials)
         title = f"compression of {self.directory}: {measured} of {len(self.trials)} proposals trained and measured"

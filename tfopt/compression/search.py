@@ -8,11 +8,8 @@ Proposals that the prediction puts over the budget are left out. The others are 
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,10 +19,11 @@ import pydantic
 
 from tfopt.atomic.directories import exclusive
 from tfopt.atomic.files import write_text
-from tfopt.atomic.own_files import check_replaceable, json_in, json_with, write_own
+from tfopt.atomic.own_files import write_own
 from tfopt.compat.kinds import check_keras_3
 from tfopt.compression.candidates import Allocation, farthest, measure_sensitivity, most_ratios, predicted
 from tfopt.compression.config import BYTES, DROP, MEMORY, CompressionConfig, changes_in, latency_at
+from tfopt.compression.directory import prepare
 from tfopt.compression.front import (
     CompressedModel,
     CompressionReport,
@@ -35,27 +33,26 @@ from tfopt.compression.front import (
     front,
     show_figure,
 )
-from tfopt.compression.trial import ARTIFACT, BASELINE, DATA, MODEL, RECIPE
-from tfopt.data import Examples, convert
+from tfopt.compression.trial import ARTIFACT, BASELINE, RECIPE
+from tfopt.data import Examples
 from tfopt.data.arguments import optional_package
 from tfopt.distillation import distill
 from tfopt.distillation.config import PARENT
 from tfopt.errors import ConfigError, TrainingError, UnsupportedModelError
-from tfopt.exporting import export
 from tfopt.exporting.verification.sizes import bytes_on_disk
 from tfopt.models.copying import copy_model
 from tfopt.report import Receipt
-from tfopt.runner.model_check import with_float_inputs
 from tfopt.settings.validation import check_type
 from tfopt.trials.process import OUTCOME, Outcome, call_apart, read_outcome
 from tfopt.trials.study import STARTUP, Study
 
-MARK, STUDY, REPORT, PLOT = "compression.json", "study.db", "report.json", "front.svg"
+STUDY, SENSITIVITY, REPORT, PLOT = "study.db", "sensitivity.json", "report.json", "front.svg"
 SMALLEST, UNSHRUNK = "smallest", "unshrunk"
-MOST_PROPOSALS = 8 * STARTUP
+MOST_PROPOSALS = 8 * STARTUP  # of one call
 MARGIN = 1.25  # a prediction must exceed a bound by this factor to leave a candidate out
 TOO_SMALL = 0.8  # of a share at which too much of the score was lost
 NOISE = 1.05  # of a measured latency
+MOST_LEFT = 0.98  # of the multiply-adds; what leaves more is the same model
 OnStep = Callable[[str], object]
 
 
@@ -71,9 +68,12 @@ def compress(
 
     Each trial removes channels, trains what is left with the given model as its teacher, quantizes to int8, exports,
     and measures score, latency and size in fresh processes. It runs in a process of its own: one that crashes, hangs or
-    finds no memory is recorded, and the search goes on. The time limit is kept, and the result is what was found until
-    then. Called again with the same directory after a stop, the search goes on; the same seed proposes the same first
-    trials in any case, and later ones depend on what was measured.
+    finds no memory is recorded, and the search goes on. A trial that runs at the time limit is ended, and the result is
+    what was found until then. What comes before the trials (the examples are written, the model is exported in float32,
+    the sensitivity is measured) takes of the time too, but is not interrupted.
+
+    Called again with the same directory after a stop, the search goes on; the same seed proposes the same first trials
+    in any case, and later ones depend on what was measured.
 
     Args:
         model: A built functional or Sequential Keras model, trained, and compiled with its loss.
@@ -81,7 +81,7 @@ def compress(
             are those of the validation part, or of the test part if there is none.
         config: The budget and the settings. None means CompressionConfig(), which has no bounds.
         directory: Directory for the trials, their artifacts, report.json and front.svg. It is new, or of an earlier
-            call with the same model and settings; the limits of time and of trials may differ.
+            call with the same model and settings; the bounds and the limits of time and of trials may differ.
         on_step: Is called with a few words when a step begins.
     Returns: A report. `report.front` has the artifacts of which none is better in every figure, `report.best` the
         fastest within the budget, and `report.missed` by how much the nearest one misses it.
@@ -89,7 +89,7 @@ def compress(
         ConfigError: The budget cannot be met: even the smallest model is too large or too slow. This is known before
             any training. Or a setting or the examples are wrong, the directory is of another model or of other
             settings, or the time limit is too short for the first measurements.
-        UnsupportedModelError: The model is not compiled, or has no channels that can be removed.
+        UnsupportedModelError: The model is not compiled, or has no channels, or next to none, that can be removed.
         TrainingError: The first measurements failed in their own processes.
     Example:
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
@@ -98,6 +98,18 @@ def compress(
         ...
         tfopt.errors.ConfigError: data must be an Examples. ...
     """
+    return compress_from("", model, data, config, directory, on_step)
+
+
+def compress_from(
+    source: str,
+    model: keras.Model,
+    data: Examples,
+    config: CompressionConfig | None,
+    directory: str | Path,
+    on_step: OnStep,
+) -> CompressionReport:
+    """As `compress`; the directory keeps the source of the model, the recipe or the file of the command."""
     start = time.monotonic()
     config = CompressionConfig() if config is None else config
     check_type("config", config, CompressionConfig)
@@ -120,6 +132,7 @@ def compress(
         teacher = model if config.distillation.teacher == PARENT else config.distillation.teacher
         distill(copy_model(model), teacher, config.distillation.distillation())
     with exclusive(Path(directory)):
+        prepare(Path(directory), model, data, config, source, on_step)
         return _Search(model, data, config, Path(directory), most, start, on_step).run()
 
 
@@ -141,6 +154,7 @@ class _Search:
         self.candidates: dict[int, tuple[float, dict[str, float]]] = {}  # share of the multiply-adds, and ratios
         self.outcomes: dict[int, Outcome] = {}
         self.models: dict[int, CompressedModel] = {}
+        self.cut: set[int] = set()  # trials that only the default limit has ended; a later call may try them again
         self.study: Study | None = None
 
     @property
@@ -148,52 +162,25 @@ class _Search:
         return self.config.time_limit_s - (time.monotonic() - self.start)
 
     def run(self) -> CompressionReport:
-        self._prepare()
         self.smallest = self._untrained(SMALLEST, self.most)
         self._check_reachable()
         self.unshrunk = self._untrained(UNSHRUNK, {})
-        if self.left_s > 0:
+        if self.left_s > 0 or (self.folder / STUDY).is_file():  # the report has what earlier calls have measured
             self._search()
         return self._report()
 
     def _search(self) -> None:
         self.on_step("measuring the sensitivity of each group")
         seconds = self.left_s / 4
-        found = measure_sensitivity(self.model, self.data, self.config.shrink, len(self.most), seconds)
+        file = self.folder / SENSITIVITY
+        found = measure_sensitivity(self.model, self.data, self.config.shrink, len(self.most), seconds, file)
         self.allocation = Allocation(found, self.most)
         self.study = self._open_study()
+        self.most_proposals = len(self.study.propose(0)) + MOST_PROPOSALS  # another budget may want others
         for finished in self.study.finished:  # by an earlier call
             self._take(finished, read_outcome(self._folder_of(finished)))
         while (number := self._next(self.study)) is not None:
             self._try(self.study, number)
-
-    def _prepare(self) -> None:
-        """Writes what the processes of the trials read: the model, its float32 artifact and the examples."""
-        mark = self.folder / MARK
-        check_replaceable(mark, json_with("compression"))
-        settings = replace(self.config, time_limit_s=1.0, trial_limit_s=None, max_trials=None)
-        digest = hashlib.sha256(repr(settings).encode())
-        for weight in self.model.weights:
-            digest.update(weight.path.encode() + weight.numpy().tobytes())
-        earlier = json_in(mark.read_bytes()) if mark.is_file() else None
-        if earlier is not None and earlier["compression"] != digest.hexdigest():
-            raise ConfigError(
-                f"directory must be new, or of the same model and settings. Received: {str(self.folder)!r}, which has "
-                "a compression of another model or with other settings. Choose another directory, or remove it."
-            )
-        if earlier is None and any(self.folder.iterdir()) and not (self.folder / DATA).is_dir():
-            raise ConfigError(
-                f"directory must be new, or of an earlier compression. Received: {str(self.folder)!r}, which holds "
-                "something else. Choose another directory."
-            )
-        self.on_step("writing the examples")
-        convert(self.data, self.folder / DATA)  # of an earlier call it compares them
-        if earlier is None:
-            self.on_step("exporting the model in float32")
-            examples = with_float_inputs(self.data.batches("train"), self.model)
-            export(self.model, self.folder / BASELINE, calibration_data=examples)
-            self.model.save(self.folder / MODEL)
-            write_text(mark, json.dumps({"compression": digest.hexdigest()}))
 
     def _untrained(self, name: str, ratios: Mapping[str, float]) -> CompressedModel:
         """Measures an artifact that needs no training: its score is that of the model, or does not count."""
@@ -220,6 +207,7 @@ class _Search:
         budget = {name: bound * (NOISE if name.startswith("ms") else 1) for name, bound in self.config.budget.items()}
         over = excess(own, budget)
         if over:
+            (self.folder / SMALLEST / OUTCOME).unlink(missing_ok=True)  # a later call measures anew
             words = "; ".join(
                 f"{name} {show_figure(name, self.config.budget[name])}, and the smallest model takes "
                 f"{show_figure(name, own[name])}, {show_figure(name, own[name] - self.config.budget[name])} above it"
@@ -233,9 +221,15 @@ class _Search:
 
     def _open_study(self) -> Study:
         optuna: Any = optional_package("optuna", "compress", "A compression")
-        least = min(round(self.allocation.least + 5e-4, 3), 0.9)
+        least = round(self.allocation.least + 5e-4, 3)
+        if least >= MOST_LEFT:
+            raise UnsupportedModelError(
+                f"model must have channels that can be removed. Received: {self.model.name!r}, which keeps "
+                f"{least:.1%} of its multiply-adds at the least, with round_to={self.config.shrink.round_to} and "
+                f"max_ratio={self.config.shrink.max_ratio:g}. Set a smaller round_to, or export it in int8."
+            )
         space = {
-            "multiply_adds": optuna.distributions.FloatDistribution(least, 0.98, log=True),
+            "multiply_adds": optuna.distributions.FloatDistribution(least, MOST_LEFT, log=True),
             "amounts": optuna.distributions.CategoricalDistribution(("sensitive", "even")),
         }
         return Study(self.folder / STUDY, "compression", self._told, space, self.config.seed)
@@ -251,14 +245,14 @@ class _Search:
             return None
         if self.config.max_trials is not None and len(self.outcomes) >= self.config.max_trials:
             return None
-        for count in range(STARTUP, MOST_PROPOSALS + 1, STARTUP):
+        for count in range(STARTUP, self.most_proposals + 1, STARTUP):
             for number, settings in study.propose(count).items():
                 if number not in self.candidates:
                     ratios = self.allocation.ratios(settings["multiply_adds"], settings["amounts"])
                     self.candidates[number] = self.allocation.share(ratios), ratios
             # The smallest model counts as tried: its score will hardly do, so a search comes near to it by halves.
             known = [1.0, self.smallest.multiply_adds, *(self.candidates[each][0] for each in self.outcomes)]
-            shares = {number: self.candidates[number][0] for number in study.open}
+            shares = {number: self.candidates[number][0] for number in study.open - self.cut}
             worth = {number: share for number, share in shares.items() if not self._reason_to_leave_out(share)}
             found = farthest(worth, known, *self._interval())
             if found is not None:
@@ -292,13 +286,17 @@ class _Search:
     def _try(self, study: Study, number: int) -> None:
         """Trains and measures one candidate."""
         share, ratios = self.candidates[number]
-        outcome = read_outcome(self._folder_of(number))  # the process was stopped before optuna was told
+        outcome, cut = read_outcome(self._folder_of(number)), False  # the process was stopped before optuna was told
         if outcome is None:
             self.on_step(f"training trial {number}, with {share:.1%} of the multiply-adds")
-            limit = min(self.config.trial_limit_s or self.left_s / 2, self.left_s)
+            # A first trial that hangs leaves time for others; what half of the time is too short for, a quarter is too.
+            default = self.left_s if self.models or self.cut else self.left_s / 2
+            limit = min(self.config.trial_limit_s or default, self.left_s)
             outcome = self._call(self._folder_of(number).relative_to(self.folder), ratios, heals=True, limit_s=limit)
-        if outcome.failure and self.left_s <= 0:  # it was ended because the search ends
+            cut = self.config.trial_limit_s is None and outcome.seconds >= limit
+        if outcome.failure and (cut or self.left_s <= 0):  # with more time it might not have failed
             (self._folder_of(number) / OUTCOME).unlink(missing_ok=True)
+            self.cut.add(number)
             return
         self._take(number, outcome)
         found = self.models.get(number)
@@ -347,7 +345,7 @@ class _Search:
             score=next(iter(receipts[0].scores)),
             budget=self.config.budget,
             baseline={DROP: 0.0, **latencies, BYTES: float(bytes_on_disk(self.folder / BASELINE))},
-            front=front([self.unshrunk, *self.models.values()]),
+            front=front([self.unshrunk, *self.models.values()], self.config.budget),
             trials=self._trials(),
             seconds=time.monotonic() - self.start,
         )

@@ -22,6 +22,7 @@ from tfopt.pruning import shrink
 from tfopt.recipe import Recipe
 from tfopt.runner.model_check import with_float_inputs
 from tfopt.runner.work import VERIFIED_AT_ONCE
+from tfopt.tasks import TASKS, Score
 from tfopt.training import Plan, TrainingConfig, plan
 from tfopt.training import compile as compile_model
 
@@ -34,16 +35,17 @@ def run_trial(run: str, trial: str, metric: str, batch_sizes: list[int], heals: 
     Args:
         run: Directory of the search, with the parent, the examples and the float32 artifact of the parent.
         trial: Directory of the trial, with its recipe.
-        metric: Metric of the score.
+        metric: Metric of the score, by its name.
         batch_sizes: Numbers of examples in the timed calls.
         heals: Whether the model is trained after it has lost channels. Its size and speed do not depend on that.
     Returns: The share of the multiply-adds that are left, and a receipt for each batch size.
     """
     root, own = Path(run), Path(trial)
     recipe = Recipe.from_toml(own / RECIPE)
+    decided = plan(healing(recipe))  # before anything uses a GPU, whose memory other processes share
     keras.utils.set_random_seed(recipe.training.seed)
     examples = tfrecord(directory=root / DATA)
-    decided = plan(healing(recipe))
+    score = score_of(metric, examples)
     share = 1.0
     with decided.scope():
         model = parent = keras.saving.load_model(root / MODEL)
@@ -57,16 +59,31 @@ def run_trial(run: str, trial: str, metric: str, batch_sizes: list[int], heals: 
     export(
         model,
         own / ARTIFACT,
-        export_config(recipe, batch_sizes),
+        export_config(recipe, batch_sizes, score),
         calibration_data=with_float_inputs(examples.batches("train"), parent),
         evaluation_data=labelled,
         baseline=root / BASELINE,
     )
     receipts = [
-        verify(own / ARTIFACT, data=None if number else labelled, metric=metric, batch_size=size)
+        verify(own / ARTIFACT, data=None if number else labelled, metric=score, batch_size=size)
         for number, size in enumerate(batch_sizes)
     ]
     return {"multiply_adds": share, "receipts": [each.to_dict() for each in receipts]}
+
+
+def score_of(metric: str, examples: Examples) -> Score | str:
+    """Returns the score of a name as its task makes it: it knows the ignored target, and the bytes per target.
+
+    Example:
+        >>> from tfopt.data import synthetic
+        >>> examples = replace(synthetic(examples=8, input_shape=(2,)), bytes_per_target=4.0)
+        >>> score = score_of("bits_per_byte", examples)
+        >>> score.update([[3, 7]], keras.ops.zeros((1, 2, 256)))
+        >>> score.result(), score_of("accuracy", examples)
+        (2.0, 'accuracy')
+    """
+    made = (task.score(examples) for task in TASKS.values())
+    return next((score for score in made if not isinstance(score, str) and score.name == metric), metric)
 
 
 def healing(recipe: Recipe) -> TrainingConfig:
@@ -99,13 +116,16 @@ def heal(model: keras.Model, parent: keras.Model, recipe: Recipe, examples: Exam
     end_distillation(model)
 
 
-def export_config(recipe: Recipe, batch_sizes: list[int]) -> ExportConfig:
-    """Returns the settings of the artifact that a recipe asks for."""
-    if recipe.quantization is None:
+def export_config(recipe: Recipe, batch_sizes: list[int], score: Score | str) -> ExportConfig:
+    """Returns the settings of the artifact that a recipe asks for. Its score bounds what int8 may lose, if anything."""
+    quantization = recipe.quantization
+    if quantization is None:
         return ExportConfig(format=recipe.formats[0])
+    if quantization.metric in ("accuracy", getattr(score, "name", score)):  # "accuracy" is the default, as in a recipe
+        quantization = replace(quantization, metric=score)
     int8 = ExportConfig(
         precision="int8",
-        quantization=recipe.quantization,
+        quantization=quantization,
         int8_nodes=recipe.int8_nodes,
         float_weights="int8",
         batch_sizes=tuple(batch_sizes),

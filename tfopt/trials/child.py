@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -34,5 +35,13 @@ def _end_with_parent() -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    answer(Path(sys.argv[1]))
-    os._exit(0)  # without waiting for threads of TensorFlow
+    # SIGTERM is an exception, which ends what the function has started.
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    code: str | int | None = 0
+    try:
+        answer(Path(sys.argv[1]))
+    except SystemExit as ended:
+        code = ended.code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 1)  # without waiting for threads: TensorFlow's, and that of the pipe

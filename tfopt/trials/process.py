@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -13,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from tfopt.atomic.files import write_text
-from tfopt.child_processes import end
+from tfopt.child_processes import end, exit_code, signal_group
 from tfopt.exporting.verification.process import ENDED_FROM_OUTSIDE
 from tfopt.report import Record
 from tfopt.trials.child import ANSWER, REQUEST
 
-OUTCOME, LOG = "outcome.json", "log.txt"
+OUTCOME, LOG, TEMPORARY = "outcome.json", "log.txt", "tmp"
 GRACE_S = 3.0  # from SIGTERM to SIGKILL
 
 
@@ -40,8 +42,9 @@ class Outcome(Record):
 def call_apart(function: str, arguments: Mapping[str, Any], directory: Path, limit_s: float) -> Outcome:
     """Calls a function in a fresh Python process, and ends the process if that takes too long.
 
-    The process and all that it has started end with this one. Its output is in log.txt, and the outcome is in
-    outcome.json too, where `read_outcome` finds it.
+    The process and all that it has started end with this one, and its temporary files are removed. Its output is in
+    log.txt, and the outcome is in outcome.json too, where `read_outcome` finds it. GPU memory is taken as needed,
+    because other processes may hold some.
 
     Args:
         function: The function's name, package.module:name. It takes and returns what JSON can hold.
@@ -57,7 +60,16 @@ def call_apart(function: str, arguments: Mapping[str, Any], directory: Path, lim
     for name in (ANSWER, OUTCOME):
         (directory / name).unlink(missing_ok=True)
     write_text(directory / REQUEST, json.dumps({"function": function, "arguments": dict(arguments)}))
-    environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    temporary = directory.resolve() / TEMPORARY
+    shutil.rmtree(temporary, ignore_errors=True)  # of a call that was killed
+    temporary.mkdir(exist_ok=True)
+    environment = {
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "TMPDIR": str(temporary),
+    }
     words = [sys.executable, "-m", "tfopt.trials.child", str(directory)]
     start, late = time.monotonic(), False
     with (directory / LOG).open("wb") as log:
@@ -70,8 +82,10 @@ def call_apart(function: str, arguments: Mapping[str, Any], directory: Path, lim
             late = True
         finally:  # also after Ctrl-C
             end(process, GRACE_S)
+            signal_group(process, signal.SIGKILL)  # what a crash has left of its group
             assert process.stdin is not None
             process.stdin.close()
+            shutil.rmtree(temporary, ignore_errors=True)
     answer = _answer(directory)
     outcome = Outcome(
         result=answer.get("result"),
@@ -96,4 +110,5 @@ def _answer(directory: Path) -> dict[str, Any]:
 def _failure(answer: Mapping[str, Any], code: int) -> str:
     if answer:
         return str(answer.get("error", ""))
-    return f"its process {ENDED_FROM_OUTSIDE.get(-code, f'crashed with exit code {code}')}"
+    ended = ENDED_FROM_OUTSIDE.get(exit_code(code) - 128)  # after SIGTERM the process exits by itself, with 143
+    return f"its process {ended or f'crashed with exit code {code}'}"

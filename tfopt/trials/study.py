@@ -57,14 +57,24 @@ class Study:
             self._study.set_metric_names(list(figures))
 
     def propose(self, count: int) -> dict[int, dict[str, Any]]:
-        """Returns the settings of the trials by their numbers, after proposing new ones up to `count` trials."""
+        """Returns the settings of the trials by their numbers, after proposing new ones up to `count` trials.
+
+        A trial without all of its settings, as a stop in the middle of a proposal leaves it, counts as failed.
+        """
+        for each in self._study.get_trials(deepcopy=False):
+            if not each.state.is_finished() and not self._is_whole(each):
+                self.finish(each.number, None)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of experimental settings
             for number in range(len(self._study.get_trials(deepcopy=False)), count):
                 seed = int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0])
                 self._study.sampler = self._optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP)
                 self._study.ask(self._space)
-        return {each.number: dict(each.params) for each in self._study.get_trials(deepcopy=False)}
+        trials = self._study.get_trials(deepcopy=False)
+        return {each.number: dict(each.params) for each in trials if self._is_whole(each)}
+
+    def _is_whole(self, trial: Any) -> bool:
+        return bool(trial.params.keys() >= self._space.keys())
 
     @property
     def open(self) -> set[int]:
