@@ -390,7 +390,7 @@ def test_a_recipe_with_mixup_and_rounds_is_compressed_without_them(tmp_path, mon
     assert _of_recipe(str(file), out, CompressionConfig(), as_json=False)[0] is trained
     (out / "compression.json").write_text(json.dumps({"compression": "", "source": str(file)}))
     assert _of_recipe(str(file), out, CompressionConfig(), as_json=False)[0] is not trained
-    with pytest.raises(ConfigError, match="of another model, of .*mine.toml"):
+    with pytest.raises(ConfigError, match=r"of another model, of .*mine\.toml"):
         _of_recipe("digits_cnn", out, CompressionConfig(), as_json=False)
 
 

@@ -84,7 +84,7 @@ def _digest(model: keras.Model, config: CompressionConfig) -> str:
     layers = json.loads(model.to_json(), object_hook=_without_state)
     digest.update(json.dumps([layers, model.get_compile_config().get("loss")]).encode())
     for weight in model.weights:
-        digest.update(weight.path.encode() + weight.numpy().tobytes())
+        digest.update(weight.name.encode() + weight.numpy().tobytes())  # the path of a Sequential changes
     return digest.hexdigest()
 
 

@@ -76,7 +76,7 @@ def score_of(metric: str, examples: Examples) -> Score | str:
 
     Example:
         >>> from tfopt.data import synthetic
-        >>> examples = replace(synthetic(examples=8, input_shape=(2,)), bytes_per_target=4.0)
+        >>> examples = replace(synthetic(examples=100, input_shape=(2,)), bytes_per_target=4.0)
         >>> score = score_of("bits_per_byte", examples)
         >>> score.update([[3, 7]], keras.ops.zeros((1, 2, 256)))
         >>> score.result(), score_of("accuracy", examples)
