@@ -124,6 +124,13 @@ def test_the_checksums_are_those_of_layers_and_weights_whatever_their_names():
     assert len({layers for layers, _ in found}) == 3
 
 
+def test_classes_that_are_all_impossible_share_no_probability():
+    values = np.float32([[2.0, -np.inf, 1.0, -np.inf]])
+    found, places, rest = largest(values, 2, "BiasAdd")
+    assert sorted(zip(places[0].tolist(), found[0].tolist(), strict=True)) == [(0, 2.0), (2, 1.0)]
+    assert rest.tolist() == [-np.inf]
+
+
 def test_the_checksums_tell_which_input_is_which():
     def difference(swapped):
         one, other = keras.Input((4,), name="one"), keras.Input((4,), name="other")

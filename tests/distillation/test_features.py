@@ -12,6 +12,7 @@ from tfopt.distillation import DistillationConfig, FeaturePair, distill, end_dis
 from tfopt.distillation.features import FeatureDistance, RelationDistance
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting import export
+from tfopt.pruning.weights import find_weights
 from tfopt.training import TrainingConfig, plan
 
 RNG = np.random.default_rng(0)
@@ -189,6 +190,10 @@ def test_a_projection_between_widths_is_trained_along_and_belongs_to_no_file(tmp
     convolutional(1, 3).load_weights(tmp_path / "student.weights.h5")
     assert len(loaded.weights) == before
     np.testing.assert_allclose(loaded(IMAGES), student(IMAGES), rtol=1e-5)
+    weights, _ = find_weights(student)
+    assert [weight.path for weight in weights] == [
+        layer.name for layer in student.layers if isinstance(layer, layers.Conv2D | layers.Dense)
+    ]
     end_distillation(student)
     assert len(student.weights) == before
 

@@ -178,3 +178,11 @@ def test_a_product_of_tensorflow_without_a_formula_is_named(tmp_path):
     serve = tf.function(lambda x: {"y": tf.raw_ops.SparseMatMul(a=x, b=tf.ones((4, 4)))})
     tf.saved_model.save(module, str(tmp_path), signatures=serve.get_concrete_function(tf.TensorSpec((3, 4), name="x")))
     assert inspect(tmp_path).not_counted == ["SparseMatMul"]
+
+
+def test_a_scale_behind_a_float_difference_is_a_parameter_of_openvino(tmp_path):
+    x = opset13.parameter([1, 4], np.float32)
+    means, scales = (opset13.constant(np.arange(1, 5, dtype=np.float32)[None] * each) for each in (1, 2))
+    model = openvino.Model([opset13.multiply(opset13.subtract(x, means), scales)], [x])
+    openvino.save_model(model, tmp_path / "model.xml", compress_to_fp16=False)
+    assert inspect(tmp_path / "model.xml").parameters == 8

@@ -56,6 +56,14 @@ def test_a_codebook_holds_a_matrix_as_it_is(seed, channel_axis, count, shared):
     assert np.abs(book.steps + 0.5).max() < 2 ** (book.bits - 1)
 
 
+def test_places_that_float32_does_not_hold_make_no_codebook(monkeypatch):
+    rng = np.random.default_rng(0)
+    matrix = np.stack([rng.choice(rng.normal(size=16), 400) for _ in range(40)]).astype(np.float32)
+    assert find_codebook(matrix, 0) is not None
+    monkeypatch.setattr("tfopt.quantization.weight_only.EXACT_PLACES", 16 * 40 - 1)
+    assert find_codebook(matrix, 0) is None
+
+
 @pytest.mark.parametrize(
     ("build", "per", "decode"),
     [
