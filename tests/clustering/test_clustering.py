@@ -8,7 +8,7 @@ from keras import layers
 
 import tfopt
 from tfopt.clustering import ClusteringConfig, cluster
-from tfopt.clustering.clusters import Clusters, attach_clusters
+from tfopt.clustering.clusters import Clusters, attach_clusters, means
 from tfopt.errors import ConfigError, TfoptWarning, UnsupportedLayerError, UnsupportedModelError
 from tfopt.pruning import PruningConfig, prune
 from tfopt.training import TrainingConfig, compile, plan
@@ -43,6 +43,14 @@ def test_a_layer_takes_as_many_values_as_asked_for_and_the_report_says_so():
     assert [skip.reason for skip in report.skipped] == ["kernel (16, 4) has fewer weights than minimum_size=65"]
     error = np.linalg.norm(after[0] - before[0]) / np.linalg.norm(before[0])
     assert report.metrics["relative_error"] == pytest.approx(error, rel=1e-4)
+
+
+def test_the_mean_of_a_cluster_with_more_weights_than_float32_counts_is_right():
+    """A sum of ones in float32 stops at 2**24: the count, and the differences from the largest weight."""
+    values = np.zeros(2**24 + 2**22, np.float32)
+    values[: 2**20] = 1.0
+    (found,) = np.asarray(means(values, np.zeros(values.shape, np.int32), total=1))
+    assert found == np.float32(2**20 / values.size)
 
 
 def images():

@@ -59,11 +59,8 @@ class Clusters(keras.constraints.Constraint):
         values = ops.reshape(ops.cast(w, "float32"), (-1,))
         first, total = self._first_of_channels()
         places = ops.reshape(ops.cast(self.index, "int32") + first, (-1,))
-        largest = ops.segment_max(values, places, total)
-        below = ops.segment_sum(values - ops.take(largest, places), places, total)
-        sizes = ops.segment_sum(ops.ones_like(values), places, total)
-        shared = largest + below / ops.maximum(sizes, 1)
-        return ops.cast(ops.reshape(ops.take(shared, places), self.variable.shape), self.variable.dtype)
+        shared = ops.take(means(values, places, total), places)
+        return ops.cast(ops.reshape(shared, self.variable.shape), self.variable.dtype)
 
     def enforce(self) -> None:
         """Sets each cluster to one value. Needed after code other than the optimizer has written the weights."""
@@ -79,6 +76,21 @@ class Clusters(keras.constraints.Constraint):
         shape = [size if axis in self.channel_axes else 1 for axis, size in enumerate(self.variable.shape)]
         channels = math.prod(shape)
         return self.count * np.arange(channels, dtype=np.int32).reshape(shape), self.count * channels
+
+
+def means(values: Any, places: Any, total: int) -> Any:
+    """Returns the mean of the float32 values of each of `total` clusters; `places` has the cluster of each value.
+
+    In float32, a sum of ones stops at 2**24, and a sum of so many differences soon before. So both are in float64.
+
+    Example:
+        >>> means(np.float32([1, 3, 8]), np.array([1, 1, 0]), total=2).numpy().tolist()
+        [8.0, 2.0]
+    """
+    largest = ops.segment_max(values, places, total)
+    below = ops.cast(values - ops.take(largest, places), "float64")
+    sizes = ops.segment_sum(ops.ones_like(below), places, total)
+    return largest + ops.cast(ops.segment_sum(below, places, total) / ops.maximum(sizes, 1), "float32")
 
 
 def attach_clusters(variable: Any, index: np.ndarray, count: int, channel_axes: Sequence[int] = ()) -> None:

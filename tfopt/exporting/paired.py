@@ -7,7 +7,6 @@ their own, and finds an int8 kernel only where each operand was quantized direct
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from tfopt.graph.edit import producer
 from tfopt.quantization import QuantizedModel
 from tfopt.quantization.annotation.annotate import AnnotatedGraph, add_fake_quant
 from tfopt.quantization.annotation.fusion import FAKE_QUANT, before_data_movement, int8_weights
-from tfopt.quantization.annotation.grids import REDUCED_BITS, Range, steps_above_zero
+from tfopt.quantization.annotation.grids import REDUCED_BITS, Range, adds_by_channel, steps_above_zero
 from tfopt.quantization.quantized_model import requantize
 
 
@@ -76,11 +75,7 @@ def rounded_weights(editor: GraphEditor, tensor: str) -> tuple[np.ndarray, np.nd
 def may_saturate(graph: AnnotatedGraph) -> bool:
     """Whether int8 products of a processor without VNNI or AMX may exceed 16 bits, as tfopt's grids explain."""
     editor = GraphEditor(graph.graph_def)
-    summed = [fusion.op for fusion in graph.fusions if not _is_by_channel(editor, editor.nodes[fusion.op])]
-    weights = (int8_weights(editor, editor.nodes[name].input[1])[0] for name in summed)
-    return any(int(np.abs(each.astype(np.int16)).max(initial=0)) > steps_above_zero(REDUCED_BITS) for each in weights)
-
-
-def _is_by_channel(editor: GraphEditor, node: Any) -> bool:
-    """Whether a kernel adds no pairs of products, because each channel has a sum of its own."""
-    return bool(node.op == "DepthwiseConv2dNative" and int8_weights(editor, node.input[1])[0].shape[2] > 1)
+    nodes = [editor.nodes[fusion.op] for fusion in graph.fusions]
+    weights = ((node.op, int8_weights(editor, node.input[1])[0]) for node in nodes)
+    summed = (each for op, each in weights if not adds_by_channel(op, each))
+    return any(int(np.abs(each.astype(np.int16)).max(initial=0)) > steps_above_zero(REDUCED_BITS) for each in summed)

@@ -6,11 +6,11 @@ import keras
 import numpy as np
 import onnx
 import pytest
-from keras import layers
+from keras import layers, ops
 
 from tfopt.atomic.checked_json import with_checksum
 from tfopt.cli import main
-from tfopt.errors import ArtifactError, ConfigError
+from tfopt.errors import ArtifactError, ConfigError, UnsupportedModelError
 from tfopt.exporting import ExportConfig, export, export_formats, verify
 from tfopt.exporting.manifest import FileRecord, read_manifest
 from tfopt.exporting.verification.process import runs
@@ -141,6 +141,16 @@ def test_settings_of_one_format_are_left_out_for_the_others_and_a_precision_of_o
     with pytest.raises(ConfigError, match="formats"):
         export_formats(model, tmp_path / "b", ("saved_model", "torch"))
     assert not (tmp_path / "b").exists()
+
+
+def test_formats_before_one_that_is_refused_stay_and_a_fixed_batch_of_keras_is_open(tmp_path):
+    inputs = keras.Input((3, 3), name="matrix", batch_size=2)
+    model = keras.Model(inputs, ops.qr(inputs)[1])
+    with pytest.raises(UnsupportedModelError, match=r"must have an equivalent there.*Qr"):
+        export_formats(model, tmp_path, ("saved_model", "onnx", "openvino"))
+    assert [path.name for path in tmp_path.iterdir()] == ["saved_model"]
+    assert verify(tmp_path / "saved_model", seconds=0).ok
+    assert read_manifest(tmp_path / "saved_model").signature.inputs["matrix"].shape == (None, 3, 3)
 
 
 def test_a_file_gives_several_inputs_by_their_names(tmp_path, capsys):

@@ -1,6 +1,7 @@
 """OpenVINO artifacts compute what the model computes, with the int8 nodes and the stored weights of the ONNX model."""
 
 import json
+from functools import partial
 
 import keras
 import numpy as np
@@ -13,7 +14,9 @@ from tfopt.cli import main
 from tfopt.errors import ArtifactError, ConfigError, ExportError, UnsupportedModelError
 from tfopt.exporting import ExportConfig, export, verify
 from tfopt.exporting.manifest import read_manifest
+from tfopt.exporting.verification.openvino_only import Runtime
 from tfopt.exporting.verification.process import RuntimeProcess
+from tfopt.exporting.verification.served import Runner
 from tfopt.quantization import QuantizationConfig, quantize
 
 MODELS = (images, sequences, attention, one_axis, upwards)
@@ -111,6 +114,22 @@ def test_the_receipt_is_that_of_openvino(artifacts):
     assert receipt.agreement >= 0.9
     assert receipt.speedup > 0
     assert None not in (receipt.load_ms, receipt.first_call_ms, receipt.memory_peak_bytes)
+
+
+def test_a_lone_call_has_one_stream_with_the_threads_and_calls_at_the_same_time_have_one_each(artifacts, tmp_path):
+    np.savez(tmp_path / "inputs.npz", features=examples((64,))[:3])
+    runner = Runner(Runtime(), lambda: None)
+    runner.load(path=str(artifacts / "float32" / "model.xml"), threads=1)
+    given = {"inputs": str(tmp_path / "inputs.npz"), "seconds": 0}
+    for ask in (
+        partial(runner.time, at_least=1),
+        partial(runner.throughput, callers=2),
+        partial(runner.time, at_least=1),
+    ):
+        ask(**given)
+    settings = ("NUM_STREAMS", "INFERENCE_NUM_THREADS")
+    found = [tuple(map(each.get_property, settings)) for each in runner.runtime.compiled.values()]
+    assert found == [(1, 1), (2, 2)]
 
 
 @pytest.mark.parametrize(("precision", "limit"), [("float16", 0.52), ("int8_weight_only", 0.27)])

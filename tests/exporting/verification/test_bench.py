@@ -2,6 +2,7 @@
 
 import json
 import os
+import tracemalloc
 from pathlib import Path
 
 import keras
@@ -22,6 +23,7 @@ from tfopt.exporting.verification import litert_only, onnxruntime_only
 from tfopt.exporting.verification.candidate import Candidate
 from tfopt.exporting.verification.inputs import drawn_from
 from tfopt.exporting.verification.process import RuntimeProcess
+from tfopt.exporting.verification.sizes import bytes_on_disk, gzip_bytes
 from tfopt.report import BenchmarkReport
 from tfopt.reporting.benchmark_page import write_benchmark_html
 
@@ -294,6 +296,48 @@ def test_weights_beside_an_onnx_file_are_part_of_it(models, tmp_path):
     assert found.bytes_on_disk == file.stat().st_size + (tmp_path / "weights.data").stat().st_size
     assert inspect(file).bytes_on_disk == found.bytes_on_disk
     assert not inspect(file).outside
+
+
+def test_weights_behind_the_links_of_a_cache_are_part_of_a_model(models, tmp_path):
+    """A cache of Hugging Face: snapshots/REVISION/FILE links to ../../blobs/HASH, as do the weights."""
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "0123"
+    blobs.mkdir()
+    snapshot.mkdir(parents=True)
+    model = onnx.load(models / "foreign.onnx")
+    onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="model.onnx_data", size_threshold=0)
+    for number, name in enumerate(("model.onnx", "model.onnx_data")):
+        (tmp_path / name).rename(blobs / str(number))
+        (snapshot / name).symlink_to(Path("..", "..", "blobs", str(number)))
+    with RuntimeProcess(snapshot / "model.onnx") as process, RuntimeProcess(models / "foreign.onnx") as plain:
+        np.testing.assert_array_equal(*(each.predict({"row": X})["output_0"] for each in (process, plain)))
+        assert process.count_weights() == plain.count_weights()
+    size = sum(each.stat().st_size for each in blobs.iterdir())
+    assert bytes_on_disk(snapshot / "model.onnx") == size
+    assert 0.8 * size < gzip_bytes(snapshot / "model.onnx") < 1.2 * size + 10240  # random weights, in blocks of a tape
+    assert not inspect(snapshot / "model.onnx").outside
+
+
+def test_packing_a_model_holds_no_archive_in_memory(tmp_path):
+    (tmp_path / "model.tflite").write_bytes(np.random.default_rng(0).bytes(2**23))
+    tracemalloc.start()
+    try:
+        size = gzip_bytes(tmp_path / "model.tflite")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**21 < 2**23 < size
+
+
+def test_a_model_that_vanishes_is_a_row_and_the_others_go_on(models, tmp_path):
+    (tmp_path / "gone.onnx").write_bytes((models / "foreign.onnx").read_bytes())
+
+    def remove(words):
+        if words.startswith("timing"):
+            (tmp_path / "gone.onnx").unlink()
+
+    found = benchmark([tmp_path / "gone.onnx", models / "foreign.onnx"], seconds=0, on_step=remove)
+    assert row(found, "gone.onnx").failure.startswith("The files of a model must stay until it is measured.")
+    assert [each.name for each in found.measured] == ["foreign.onnx"]
 
 
 def test_an_output_may_hold_strings_and_no_maps(tmp_path):

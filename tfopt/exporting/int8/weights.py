@@ -16,7 +16,7 @@ from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.edit import FLOAT32, INT32, attribute, dtype_attr
 from tfopt.graph.fold import CONVOLUTIONS
 from tfopt.quantization.annotation.fusion import FAKE_QUANT, FAKE_QUANT_WEIGHTS, Fusion, int8_weights
-from tfopt.quantization.annotation.grids import REDUCED_BITS, steps_above_zero
+from tfopt.quantization.annotation.grids import REDUCED_BITS, adds_by_channel, steps_above_zero
 
 LARGEST_REDUCED = steps_above_zero(REDUCED_BITS)
 CONVOLUTION, DEPTHWISE, PRODUCT = "_FusedQuantizedConv2D", "_FusedQuantizedDepthwiseConv2D", "_QuantizedMatMul"
@@ -86,8 +86,7 @@ def _is_exact_without(editor: GraphEditor, node: Any) -> bool:
     read = attribute(node, "T1" if node.op == PRODUCT else "Tinput").type
     if node.op != PRODUCT and read == tf.qint8.as_datatype_enum:
         return not (weights % 2).any()
-    by_channel = node.op == DEPTHWISE and weights.shape[2] > 1
-    return by_channel or int(np.abs(weights.astype(np.int16)).max(initial=0)) <= LARGEST
+    return adds_by_channel(node.op, weights) or int(np.abs(weights.astype(np.int16)).max(initial=0)) <= LARGEST
 
 
 def decode_int8(annotated: FrozenGraph, lowered: FrozenGraph) -> FrozenGraph:

@@ -1,6 +1,8 @@
 """Weights of an ONNX file that are in other files, as in every model of more than 2 GiB.
 
-They count as part of the model if they lie in its directory. A location that leads outside may name any file.
+They count as part of the model if they lie in its directory. A location that leads outside may name any file. In a
+cache of Hugging Face, the model and its weights are links into one other directory: a link may lead to a file beside
+that to which the link of the model leads. ONNX Runtime has the same rule.
 """
 
 from __future__ import annotations
@@ -26,14 +28,14 @@ def locations(model: Any) -> list[str]:
 
 
 def lies_beside(path: Path, location: str) -> bool:
-    """Returns whether a location is a file in the directory of the ONNX file, and no link to another directory.
+    """Returns whether a location is a file in the directory of the ONNX file, or a link to one beside the linked file.
 
     Example:
         >>> [lies_beside(Path("model.onnx"), each) for each in ("model.onnx.data", "../data", "/data", "")]
         [True, False, False, False]
     """
-    target = path.parent / location
-    return Path(location).name == location and target.resolve().parent == path.parent.resolve()
+    linked = (path.parent / location).resolve().parent
+    return Path(location).name == location and linked in (path.parent.resolve(), path.resolve().parent)
 
 
 def _tensors(message: Any) -> Iterator[Any]:

@@ -15,6 +15,7 @@ from tfopt.exporting.config import DEFAULT_SIGNATURE, ExportConfig
 from tfopt.exporting.formats import FORMATS
 from tfopt.exporting.lowering import Lowered
 from tfopt.exporting.onnx.convert import convert
+from tfopt.exporting.onnx.gates import with_rounded_gates
 from tfopt.exporting.onnx.pairs import close_pairs, quantize_weights
 from tfopt.exporting.paired import rounded_before_maximum
 from tfopt.graph import fold_constants
@@ -34,6 +35,8 @@ def onnx_model(lowered: Lowered, config: ExportConfig) -> onnx.ModelProto:
     graph, encode = lowered.graphs[DEFAULT_SIGNATURE], ENCODERS.get(lowered.precision)
     if isinstance(graph, AnnotatedGraph) and config.format == "openvino":
         graph = rounded_before_maximum(graph)
+    elif isinstance(graph, AnnotatedGraph) and not config.tensorrt:
+        graph = with_rounded_gates(graph)
     # Of stored weights, this computes what decodes them, and what is left of it is decoded constants.
     model = convert(fold_constants(graph) if encode else graph, signed=config.tensorrt)
     if isinstance(graph, AnnotatedGraph):

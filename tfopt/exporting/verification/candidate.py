@@ -214,10 +214,24 @@ class Candidate:
 
     def row(self, batch_sizes: Sequence[int], baseline: Candidate | None, higher_is_better: bool) -> BenchmarkedModel:
         """Returns its record. `baseline` is the model with which its scores are compared, if there are any."""
-        precision = None if self.manifest is None else self.manifest.precision
-        if self.failure:
-            return BenchmarkedModel(
-                name=self.name, path=str(self.path), format=self.format, precision=precision, failure=self.failure
+        if not self.failure:
+            with self.noting_failure():
+                return self._measured(batch_sizes, baseline, higher_is_better)
+        return BenchmarkedModel(
+            name=self.name, path=str(self.path), format=self.format, precision=self._precision, failure=self.failure
+        )
+
+    @property
+    def _precision(self) -> str | None:
+        return None if self.manifest is None else self.manifest.precision
+
+    def _measured(
+        self, batch_sizes: Sequence[int], baseline: Candidate | None, higher_is_better: bool
+    ) -> BenchmarkedModel:
+        size = bytes_on_disk(self.served)
+        if not size:
+            raise ArtifactError(
+                f"The files of a model must stay until it is measured. Received: {self.path}, which is gone. Keep them."
             )
         memory = self.cold_start["memory_peak_bytes"]
         absent = {} if memory is not None else {"memory_peak_bytes": "read from Linux only"}
@@ -231,17 +245,17 @@ class Candidate:
             name=self.name,
             path=str(self.path),
             format=self.format,
-            precision=precision,
+            precision=self._precision,
             runtime=self.loaded["runtime"],
-            bytes_on_disk=bytes_on_disk(self.served),
+            bytes_on_disk=size,
             gzip_bytes=gzip_bytes(self.served),
             load_ms=self.cold_start["load_ms"],
             first_call_ms=self.cold_start["first_call_ms"],
             memory_peak_bytes=None if memory is None else int(memory),
             scores=self.scores.by_name if self.scores else {},
             score_share=share,
-            times=tuple(_times(size, count, rounds) for (size, count), rounds in self.calls_ms.items()),
-            skipped={size: self.skipped[size] for size in batch_sizes if size in self.skipped},
+            times=tuple(_times(*sizes, rounds) for sizes, rounds in self.calls_ms.items()),
+            skipped={batch: self.skipped[batch] for batch in batch_sizes if batch in self.skipped},
             unavailable=absent,
         )
 

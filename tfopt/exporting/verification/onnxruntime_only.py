@@ -139,5 +139,6 @@ def tensors(message: Any) -> Iterator[Any]:
 
 
 def lies_beside(path: Path, location: str) -> bool:
-    target = path.parent / location
-    return Path(location).name == location and target.resolve().parent == path.parent.resolve()
+    """As in tfopt/exporting/onnx/external.py."""
+    linked = (path.parent / location).resolve().parent
+    return Path(location).name == location and linked in (path.parent.resolve(), path.resolve().parent)

@@ -23,18 +23,16 @@ MOVES = ("Convert", "Subtract", "Multiply", "Reshape", "Transpose")  # between a
 
 
 class Runtime:
-    """A model that OpenVINO runs on the processor, for served.py."""
+    """A model that OpenVINO runs on the processor, for served.py.
+
+    With `threads` each call has so many. Calls at the same time then need a stream each.
+    """
 
     blocked = BLOCKED
+    callers = 1  # at the same time
 
     def load(self, path: str, threads: int | None = None) -> dict[str, Any]:
-        # Without the first hint, OpenVINO computes in bfloat16 where the processor has it, and multiplies stored int8
-        # weights with activations that it rounds to 8 bits.
-        self.settings = {"EXECUTION_MODE_HINT": "ACCURACY", "PERFORMANCE_HINT": "LATENCY"}
-        core = openvino.Core()
-        if threads:  # of each call; as many calls as there are cores for compute at the same time
-            streams = max(1, core.get_property("CPU", "RANGE_FOR_STREAMS")[1] // threads)
-            self.settings |= {"NUM_STREAMS": streams, "INFERENCE_NUM_THREADS": streams * threads}
+        core, self.threads = openvino.Core(), threads
         self.core, self.lock, self.own = core, threading.Lock(), threading.local()
         self.compiled: dict[str, Any] = {}
         started = time.perf_counter()
@@ -84,7 +82,12 @@ class Runtime:
         return [each.data for each in request.output_tensors]
 
     def compile(self, model: Any) -> Any:
-        return self.core.compile_model(model, "CPU", self.settings)
+        # Without the first hint, OpenVINO computes in bfloat16 where the processor has it, and multiplies stored int8
+        # weights with activations that it rounds to 8 bits.
+        settings = {"EXECUTION_MODE_HINT": "ACCURACY", "PERFORMANCE_HINT": "LATENCY"}
+        if self.threads:
+            settings |= {"NUM_STREAMS": self.callers, "INFERENCE_NUM_THREADS": self.callers * self.threads}
+        return self.core.compile_model(model, "CPU", settings)
 
     def request(self, shapes: dict[str, tuple[int, ...]]) -> Any:
         """Returns this thread's request for inputs of these shapes, for which the model is compiled once.
@@ -92,7 +95,7 @@ class Runtime:
         OpenVINO computes with known sizes much faster than with open ones.
         """
         requests = self.own.__dict__
-        key = str(shapes)
+        key = f"{self.callers} {shapes}"
         if key not in requests:
             with self.lock:
                 if key not in self.compiled:

@@ -93,8 +93,13 @@ class Runner:
 
     def throughput(self, inputs: str, seconds: float, callers: int) -> dict[str, float]:
         """Returns the calls in a second of several callers, each of which calls again and again."""
-        batch = self._warmed_up(inputs)
+        self.runtime.callers = callers  # OpenVINO must know beforehand
+        try:
+            return {"calls_per_s": self._calls_per_s(self._warmed_up(inputs), seconds, callers)}
+        finally:
+            self.runtime.callers = 1
 
+    def _calls_per_s(self, batch: Any, seconds: float, callers: int) -> float:
         def calls_per_s(show_life: Callable[[], None]) -> float:
             self.runtime.call(batch)  # a runtime may have something of its own for each thread
             calls, start = 0, time.perf_counter()
@@ -106,7 +111,7 @@ class Runner:
 
         with ThreadPoolExecutor(callers) as pool:  # this thread is a caller too, and alone shows life
             others = [pool.submit(calls_per_s, lambda: None) for _ in range(callers - 1)]
-            return {"calls_per_s": calls_per_s(self.show_life) + sum(each.result() for each in others)}
+            return calls_per_s(self.show_life) + sum(each.result() for each in others)
 
     def _warmed_up(self, inputs: str) -> Any:
         with np.load(inputs) as arrays:

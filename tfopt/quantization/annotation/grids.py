@@ -37,6 +37,7 @@ from tfopt.report import Change
 
 # A zero point costs some time where a convolution pads. So its step must be at most this share of the symmetric step.
 WORTHWHILE_STEP = 0.9
+DEPTHWISE = ("DepthwiseConv2dNative", "_FusedQuantizedDepthwiseConv2D")  # in float, and in int8
 
 
 def steps_above_zero(bits: int, *, signed: bool = True) -> int:
@@ -113,6 +114,16 @@ def covering(low: float, high: float) -> Range:
 REDUCED_BITS = 7
 
 
+def adds_by_channel(op: str, weights: np.ndarray) -> bool:
+    """Whether the kernel of an op adds no pairs of products, since each channel has a sum of its own.
+
+    Example:
+        >>> [adds_by_channel("DepthwiseConv2dNative", np.zeros((3, 3, channels))) for channels in (8, 1)]
+        [True, False]
+    """
+    return op in DEPTHWISE and weights.shape[2] > 1
+
+
 @dataclass(frozen=True, kw_only=True)
 class WeightGrid:
     """The grid of a model's quantized weights, of `bits` bits.
@@ -128,7 +139,7 @@ class WeightGrid:
         if not self.reduce_range or self.bits < 8:
             return self.bits
         unsigned = not ranges[before_data_movement(editor, fusion.input)].signed
-        by_channel = editor.nodes[fusion.op].op == "DepthwiseConv2dNative" and editor.value(fusion.weights).shape[2] > 1
+        by_channel = adds_by_channel(editor.nodes[fusion.op].op, editor.value(fusion.weights))
         return self.bits if by_channel and unsigned else REDUCED_BITS
 
     def qmax_of(self, editor: GraphEditor, fusion: Fusion, ranges: Mapping[str, Range]) -> int:

@@ -1,0 +1,56 @@
+"""Gates in int8 for ONNX Runtime: swish, and the factors of squeeze-and-excite.
+
+Both multiply values by a sigmoid. TensorFlow has no int8 kernel for either, so the annotated graph rounds only what a
+convolution reads. ONNX Runtime has them, where each operand and the result is rounded. Their ranges follow from those
+that are known: a sigmoid is between 0 and 1, and the swish of a range is between its own ends and its lowest value.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tfopt.graph import GraphEditor
+from tfopt.graph.edit import producer
+from tfopt.quantization.annotation.annotate import AnnotatedGraph, add_fake_quant
+from tfopt.quantization.annotation.fusion import FAKE_QUANT
+from tfopt.quantization.annotation.grids import Range, covering
+
+SIGMOID = Range(limit=1.0, signed=False)
+READERS = {FAKE_QUANT, "Mul", "Mean"}  # of a swish in int8
+
+
+def with_rounded_gates(graph: AnnotatedGraph) -> AnnotatedGraph:
+    """Returns the graph with fake quantization of the sigmoids and products of gates whose operands are rounded."""
+    editor = GraphEditor(graph.graph_def)
+    for name in [name for name in editor.topological() if editor.nodes[name].op == "Sigmoid"]:
+        products = [each for each in editor.consumers.get(name, ()) if editor.nodes[each].op == "Mul"]
+        if len(products) == len(editor.consumers.get(name, ())) == 1 and name not in graph.output_nodes:
+            _round(editor, name, products[0], graph.output_nodes)
+    return replace(graph, graph_def=graph.edited(editor).graph_def)
+
+
+def _round(editor: GraphEditor, sigmoid: str, product: str, outputs: frozenset[str]) -> None:
+    """Rounds a sigmoid, and the product if it is a swish, where an int8 kernel then computes both."""
+    entering = producer(editor.nodes[sigmoid].input[0])
+    scaled = next(iter({*map(producer, editor.nodes[product].input)} - {sigmoid}), sigmoid)
+    readers = {reader: editor.nodes[reader].op for reader in editor.consumers.get(product, ())}
+    rounding = [reader for reader, op in readers.items() if op == FAKE_QUANT]
+    allowed = READERS if scaled == entering else {FAKE_QUANT}
+    both = [editor.nodes[each].op for each in (entering, scaled)]
+    if both != [FAKE_QUANT] * 2 or product in outputs or not readers or not allowed.issuperset(readers.values()):
+        return
+    rounded = add_fake_quant(editor, sigmoid, SIGMOID)
+    editor.redirect(sigmoid, rounded, keep=[rounded])
+    if len(rounding) < len(readers):
+        result = (rounding or [add_fake_quant(editor, product, _swish(editor.nodes[entering]))])[0]
+        editor.redirect(product, result, keep=[*rounding, result])
+
+
+def _swish(entering: Any) -> Range:
+    """Returns the range of the swish of rounded values."""
+    values = np.linspace(entering.attr["min"].f, entering.attr["max"].f, 256)
+    swish = values / (1 + np.exp(-values))
+    return covering(float(swish.min()), float(swish.max()))
