@@ -1,5 +1,7 @@
 """ONNX files compute what the model computes, and their int8 nodes have pairs on every operand."""
 
+from collections import Counter
+
 import keras
 import numpy as np
 import onnx
@@ -103,6 +105,32 @@ def test_a_residual_sum_and_its_operands_are_quantized():
     nodes = {node.name: node for node in with_all_pairs(quantized).graph_def.node}
     (addition,) = (node for node in nodes.values() if node.op == "AddV2" and "add" in node.name)
     assert [nodes[name].op for name in addition.input] == ["FakeQuantWithMinMaxArgs"] * 2
+
+
+def squeeze_and_excite():
+    inputs = keras.Input((16, 16, 3))
+    x = layers.Conv2D(8, 3, padding="same", activation="silu")(inputs)
+    x = layers.DepthwiseConv2D(3, padding="same", activation="silu")(x)
+    y = layers.Conv2D(4, 1, activation="silu")(layers.GlobalAveragePooling2D(keepdims=True)(x))
+    x = layers.Multiply()([x, layers.Conv2D(8, 1, activation="sigmoid")(y)])
+    return keras.Model(inputs, layers.Dense(5)(layers.Flatten()(layers.Conv2D(8, 1)(x)))), (16, 16, 3)
+
+
+def test_the_gates_of_swish_and_of_squeeze_and_excite_are_in_int8(tmp_path):
+    """ONNX Runtime computes a sigmoid and a product in int8 where the operands and the result are rounded."""
+    keras.utils.set_random_seed(1)
+    model, shape = squeeze_and_excite()
+    x = examples(shape)
+    export(model, tmp_path / "a", ExportConfig(format="onnx", precision="int8"), calibration_data=x)
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "executed.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "a" / "model.onnx", options, providers=["CPUExecutionProvider"])
+    executed = Counter(node.op_type for node in onnx.load(options.optimized_model_filepath).graph.node)
+    assert (executed["QLinearSigmoid"], executed["QLinearMul"], executed["QLinearGlobalAveragePool"]) == (4, 4, 1)
+    assert not executed.keys() & {"Sigmoid", "Mul", "GlobalAveragePool", "ReduceMean", "QuickGelu"}
+    (found,) = session.run(None, {model.inputs[0].name: x})
+    reference = quantize(model, QuantizationConfig(), calibration_data=x).predict(x)
+    assert np.linalg.norm(found - reference) <= 0.03 * np.linalg.norm(reference)
 
 
 def test_float16_halves_the_file(tmp_path):

@@ -84,7 +84,7 @@ class Runtime:
     def compile(self, model: Any) -> Any:
         # Without the first hint, OpenVINO computes in bfloat16 where the processor has it, and multiplies stored int8
         # weights with activations that it rounds to 8 bits.
-        settings = {"EXECUTION_MODE_HINT": "ACCURACY", "PERFORMANCE_HINT": "LATENCY"}
+        settings: dict[str, Any] = {"EXECUTION_MODE_HINT": "ACCURACY", "PERFORMANCE_HINT": "LATENCY"}
         if self.threads:
             settings |= {"NUM_STREAMS": self.callers, "INFERENCE_NUM_THREADS": self.callers * self.threads}
         return self.core.compile_model(model, "CPU", settings)
