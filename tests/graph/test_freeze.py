@@ -12,6 +12,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 
 from tfopt.errors import ArtifactError, ConfigError, TfoptWarning, UnsupportedModelError
 from tfopt.graph import freeze
+from tfopt.graph.inputs import table_rows
 
 GENERATOR = np.random.default_rng(0)
 
@@ -214,6 +215,28 @@ def test_subclassed_dict_inputs_are_named_by_their_keys():
     assert set(graph.inputs) == {"u", "v", "unused"}
     outputs = graph.predict(batch)
     assert_same([outputs["a"], outputs["b"]], [expected["a"], expected["b"]])
+
+
+class LooksUp(keras.Model):
+    def __init__(self):
+        super().__init__(name="looks_up")
+        self.table, self.head = layers.Embedding(50, 4), layers.Dense(3)
+
+    def call(self, tokens):
+        return self.head(keras.ops.mean(self.table(tokens), axis=1))
+
+
+def test_the_ids_of_a_subclassed_model_are_floats_unless_an_input_gives_their_type():
+    """Keras records the shapes of what a subclassed model was called on, and no types."""
+    model, ids = LooksUp(), np.arange(14, dtype="int32").reshape(2, 7) * 3
+    expected = model(ids)
+    inputs = keras.Input((7,), dtype="int32", name="ids")
+    for each, kind in ((model, tf.float32), (keras.Model(inputs, model(inputs)), tf.int32)):
+        graph = freeze(each)
+        ((name, spec),) = graph.inputs.items()
+        assert spec.dtype == kind
+        assert table_rows(graph) == {name: 50}  # so drawn ids are all of those that the table holds
+        assert_same(graph.predict({name: ids.astype(kind.as_numpy_dtype)}).values(), [expected])
 
 
 @pytest.mark.parametrize(

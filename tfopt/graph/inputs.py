@@ -49,13 +49,18 @@ def _shapes(graph: FrozenGraph) -> dict[str, list[int | None]]:
 
 
 def table_rows(graph: FrozenGraph) -> dict[str, int]:
-    """Returns the number of rows of the smallest table that each input looks up. Other inputs are left out."""
-    integers = {name: spec.name for name, spec in graph.inputs.items() if spec.dtype.is_integer}
-    if not integers:
+    """Returns the number of rows of the smallest table that each input looks up. Other inputs are left out.
+
+    Ids may be floats that the graph casts: Keras does not know the types of a subclassed model's inputs.
+    """
+    numbers = {
+        name: spec.name for name, spec in graph.inputs.items() if spec.dtype.is_integer or spec.dtype.is_floating
+    }
+    if not numbers:
         return {}
     editor, shapes = GraphEditor(graph.graph_def), graph.shapes()
     found = {}
-    for name, placeholder in integers.items():
+    for name, placeholder in numbers.items():
         sizes = [_table_size(editor, gather, shapes) for gather in _gathers(editor, placeholder)]
         known = [size for size in sizes if size is not None]
         if known:

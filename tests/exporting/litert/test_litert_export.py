@@ -258,6 +258,18 @@ def test_a_loop_with_a_list_of_unknown_shapes_is_refused(tmp_path):
         export(model, tmp_path / "a", ExportConfig(format="litert"))
 
 
+def test_a_loop_that_keeps_the_last_output_alone_is_right(tmp_path):
+    """The LSTM of another program's SavedModel: it writes each output in place of the one before."""
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((None, 3), name="steps"), layers.LSTM(6)])
+    model.export(str(tmp_path / "saved"), verbose=False)
+    export(tmp_path / "saved", tmp_path / "a", ExportConfig(format="litert"))
+    for count, steps in ((1, 9), (4, 12)):
+        x = examples(model, (steps, 3), count)
+        (found,) = run(tmp_path / "a", {"steps": x}).values()
+        np.testing.assert_allclose(found, model(x), atol=1e-5)
+
+
 def several_ranges():
     """Concatenations and a maximum of results of very different ranges, which others read rounded and in float."""
 

@@ -312,7 +312,7 @@ def test_weights_behind_the_links_of_a_cache_are_part_of_a_model(models, tmp_pat
         np.testing.assert_array_equal(*(each.predict({"row": X})["output_0"] for each in (process, plain)))
     size = sum(each.stat().st_size for each in blobs.iterdir())
     assert bytes_on_disk(snapshot / "model.onnx") == size
-    assert 0.8 * size < gzip_bytes(snapshot / "model.onnx") < 1.2 * size + 10240  # random weights, in blocks of a tape
+    assert gzip_bytes(snapshot / "model.onnx") > size / 2  # of weights, not of links
     assert not inspect(snapshot / "model.onnx").outside
 
 

@@ -3,12 +3,14 @@
 LiteRT has no lists. Its converter replaces those whose elements have a known size, but the elements of a recurrent
 layer have the open batch size. A list of n elements of the shape s becomes a tensor of the shape (n, *s): an element is
 read by Gather, and written between two slices. A new list holds zeros. Where the shape of its elements is open, their
-sizes are those of the elements that the same loop reads: in a recurrent layer both begin with the batch axis.
+sizes are those of the elements that the same loop reads: in a recurrent layer both begin with the batch axis. A list of
+one element, which a loop writes again and again for its last output, is that element: slices of nothing are wrong in
+LiteRT.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -46,11 +48,21 @@ def _has_list(node: Any) -> bool:
 class _Body:
     """The nodes of the graph or of a function. `lists` has the type of the elements of each argument that is a list.
 
-    In a function a tensor has the name of its node and of the op's output, as in "add:z:0".
+    `single` has the arguments that are lists of one element. In a function a tensor has the name of its node and of the
+    op's output, as in "add:z:0".
     """
 
-    def __init__(self, nodes: Any, lists: Mapping[str, int], functions: Mapping[str, Any], *, separator: str) -> None:
+    def __init__(
+        self,
+        nodes: Any,
+        lists: Mapping[str, int],
+        functions: Mapping[str, Any],
+        *,
+        separator: str,
+        single: Collection[str] = (),
+    ) -> None:
         self.nodes, self.lists, self.functions, self.separator = nodes, lists, functions, separator
+        self.single = single
         self.by_name = {node.name: node for node in nodes}
         self.changed: set[str] = set()
 
@@ -63,6 +75,7 @@ class _Body:
             if self._op(tensor) == "TensorListReserve" and (source := self._read_by(loop)) is not None
         }
         types = {loop.name: [self._elements(tensor) for tensor in loop.input] for loop in loops}
+        single = {loop.name: [self._holds_one(tensor) for tensor in loop.input] for loop in loops}
         handed_on = {node.name: self._elements(node.name) for node in self.nodes if node.op == "Identity"}
         for node in list(self.nodes):
             elements = attribute(node, "element_dtype").type
@@ -77,13 +90,13 @@ class _Body:
             elif node.op == "TensorListReserve":
                 self._reserve(node, AttrValue(type=elements), reserved.get(node.name))
         for loop in loops:
-            self._rewrite_loop(loop, types[loop.name])
+            self._rewrite_loop(loop, types[loop.name], single[loop.name])
 
     def outputs(self, tensors: Mapping[str, str]) -> dict[str, str]:
         """Returns tensors of a function with the names of the outputs of the new ops."""
         return {key: self._renamed(tensor) for key, tensor in tensors.items()}
 
-    def _rewrite_loop(self, loop: Any, elements: list[int | None]) -> None:
+    def _rewrite_loop(self, loop: Any, elements: list[int | None], single: list[bool]) -> None:
         for place, found in enumerate(elements):
             if found is not None and loop.attr["T"].list.type[place] == LIST:
                 loop.attr["T"].list.type[place] = found
@@ -102,7 +115,8 @@ class _Body:
                 for argument, found in zip(arguments, elements, strict=True)
                 if argument.type == LIST and found is not None
             }
-            body = _Body(function.node_def, lists, self.functions, separator=":output:0")
+            ones = [argument.name for argument, one in zip(arguments, single, strict=True) if one]
+            body = _Body(function.node_def, lists, self.functions, separator=":output:0", single=ones)
             body.rewrite()
             returned = body.outputs(dict(function.ret))
             for key, tensor in returned.items():
@@ -135,6 +149,12 @@ class _Body:
             else:
                 return None
 
+    def _holds_one(self, tensor: str) -> bool:
+        """Returns whether a tensor is a new list of one element."""
+        node = self.by_name.get(producer(tensor))
+        count = None if node is None or node.op != "TensorListReserve" else self.by_name.get(producer(node.input[1]))
+        return count is not None and count.op == "Const" and int(tf.make_ndarray(count.attr["value"].tensor)) == 1
+
     def _read_by(self, loop: Any) -> str | None:
         """Returns the tensor whose slices are the elements of the first list that a loop reads."""
         found = (self.by_name[producer(tensor)] for tensor in loop.input if self._op(tensor) == "TensorListFromTensor")
@@ -162,6 +182,10 @@ class _Body:
     def _write(self, node: Any, elements: AttrValue) -> None:
         """Makes a list with another element: what lies before it, the element, and what lies behind."""
         held, place, item = node.input[:3]
+        if held in self.single:
+            axis = self._constant(f"{node.name}/axis", np.int32(0))
+            self._become(node, "ExpandDims", [item, axis], T=elements, Tdim=INT32)
+            return
         zero, zeros, one, ones = (
             self._constant(f"{node.name}/{name}", np.asarray(value, np.int32))
             for name, value in (("zero", 0), ("zeros", [0]), ("one", 1), ("ones", [1]))

@@ -34,7 +34,7 @@ def with_rounded_gates(graph: AnnotatedGraph) -> AnnotatedGraph:
 
 def _round(editor: GraphEditor, sigmoid: str, product: str, outputs: frozenset[str]) -> None:
     """Rounds a sigmoid, and the product if it is a swish, where an int8 kernel then computes both."""
-    entering = producer(editor.nodes[sigmoid].input[0])
+    entering = _times_one(editor, editor.nodes[sigmoid].input[0])
     scaled = next(iter({*map(producer, editor.nodes[product].input)} - {sigmoid}), sigmoid)
     readers = {reader: editor.nodes[reader].op for reader in editor.consumers.get(product, ())}
     rounding = [reader for reader, op in readers.items() if op == FAKE_QUANT]
@@ -42,11 +42,19 @@ def _round(editor: GraphEditor, sigmoid: str, product: str, outputs: frozenset[s
     both = [editor.nodes[each].op for each in (entering, scaled)]
     if both != [FAKE_QUANT] * 2 or product in outputs or not readers or not allowed.issuperset(readers.values()):
         return
+    editor.set_inputs(sigmoid, [entering])
     rounded = add_fake_quant(editor, sigmoid, SIGMOID)
     editor.redirect(sigmoid, rounded, keep=[rounded])
     if len(rounding) < len(readers):
         result = (rounding or [add_fake_quant(editor, product, _swish(editor.nodes[entering]))])[0]
         editor.redirect(product, result, keep=[*rounding, result])
+
+
+def _times_one(editor: GraphEditor, tensor: str) -> str:
+    """Returns the node whose values a tensor has; tf.nn.silu multiplies them by a `beta` of 1 before the sigmoid."""
+    node = editor.nodes[producer(tensor)]
+    factors = [each for each in node.input if not editor.is_number(each) or editor.value(each) != 1]
+    return producer(factors[0] if node.op == "Mul" and len(factors) == 1 else tensor)
 
 
 def _swish(entering: Any) -> Range:
