@@ -12,6 +12,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import pytest
 import tensorflow as tf
 from forking.fresh_python import FreshPython, write_interpreter
+from hypothesis import Phase, settings
 
 # Seconds between two searches of all objects for garbage, and the time of the last.
 SEARCH_S = 240
@@ -29,6 +30,11 @@ UNOPTIMIZED = [
         *("training/test_counted_losses.py", "training/test_losses.py", "training/test_steps_per_epoch.py"),
     )
 ]
+
+
+# Shrinking a failure takes minutes where each example traces a model.
+settings.register_profile("no shrinking", phases=[Phase.explicit, Phase.reuse, Phase.generate])
+settings.load_profile("no shrinking")
 
 
 def pytest_configure(config):

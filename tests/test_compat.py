@@ -348,6 +348,7 @@ NAMES = [
     Name(
         "of_tf('framework.config')", "is_op_determinism_enabled", "tensorflow.is_op_determinism_enabled()", takes=True
     ),
+    Name("of_tf('util._pywrap_util_port')", "IsMklEnabled", "tensorflow.uses_onednn()"),
     Name(SLURM, "expand_hostlist", "tensorflow.expand_hostlist('a')", takes=True),
     Name(SLURM, "expand_tasks_per_node", "tensorflow.expand_tasks_per_node('1')", takes=True),
     Name("of_tf('distribute.values')", "PerReplicaSpec", "tensorflow.spec_of_first_replica(t.per_replica)"),

@@ -1,6 +1,9 @@
 """Rules for what a processor does not show: real measurements of a small training, judged as those of a GPU."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -8,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tfopt.compat.plain import DETOURS
+from tfopt.compat.tensorflow import uses_onednn
 from tfopt.data.measurement.stages import stages_of
 from tfopt.diagnosis import experiments
 from tfopt.diagnosis import input_time as timing
@@ -66,6 +70,26 @@ def test_padding_a_width_saves_in_all_products_of_the_step():
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_a_processor_without_onednn_is_told_how_to_have_it(measured, monkeypatch):
+    assert compute.onednn_off(measured) == "a GPU computes"
+    here = Measured(measured.observation, dataclasses.replace(measured.hardware, gpus=()))
+    monkeypatch.setattr(compute, "COMPUTES", 0.0)
+    found = compute.onednn_off(here)
+    if uses_onednn():
+        assert found == "TensorFlow computes with oneDNN"
+    else:
+        assert "TF_ENABLE_ONEDNN_OPTS=1" in found.advice
+
+
+@pytest.mark.parametrize("setting", ["0", "1"])
+def test_whether_tensorflow_computes_with_onednn_is_what_the_variable_says(setting):
+    code = "from tfopt.compat.tensorflow import uses_onednn; print(uses_onednn())"
+    run = [sys.executable, "-c", code]
+    environment = {**os.environ, "TF_ENABLE_ONEDNN_OPTS": setting}
+    done = subprocess.run(run, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(setting == "1")]
 
 
 def test_lowered_clocks_cost_their_share(measured):

@@ -57,6 +57,15 @@ def is_op_determinism_enabled() -> bool:
     return bool(imported("tensorflow.python.framework.config", "is_op_determinism_enabled", takes=())())
 
 
+def uses_onednn() -> bool:
+    """Returns whether TensorFlow computes with oneDNN: `IsMklEnabled` of tensorflow.python.util; there is no getter.
+
+    TensorFlow turns oneDNN on where the processor has VNNI, bfloat16 or AMX, and on others where
+    TF_ENABLE_ONEDNN_OPTS=1 was set when it was imported.
+    """
+    return bool(imported("tensorflow.python.util._pywrap_util_port", "IsMklEnabled")())
+
+
 def expand_hostlist(hostlist: str) -> list[str]:
     """Returns the names in Slurm's abbreviated list of nodes; the public resolver sorts them."""
     return list(_slurm("expand_hostlist", "hostlist")(hostlist))

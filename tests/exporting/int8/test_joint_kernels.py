@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from keras import layers
 
 import tfopt
+from tfopt.compat.tensorflow import uses_onednn
 from tfopt.exporting.int8.kernels import lower_to_int8
 from tfopt.graph import GraphEditor
 from tfopt.quantization.annotation.fusion import find_fusions
@@ -142,9 +143,12 @@ def concats_in(graph):
 
 
 def assert_agree(results, references):
-    """A value on the edge between two steps may be rounded otherwise, and later ones with it."""
+    """A value on the edge between two steps may be rounded otherwise, and later ones with it.
+
+    Without oneDNN, TensorFlow's kernel of the average pooling cuts means off.
+    """
     for name, expected in references.items():
-        assert np.linalg.norm(results[name] - expected) <= 0.01 * np.linalg.norm(expected)
+        assert np.linalg.norm(results[name] - expected) <= (0.01 if uses_onednn() else 0.015) * np.linalg.norm(expected)
 
 
 def poolings_in(graph):
@@ -257,7 +261,10 @@ def test_bytes_are_those_of_the_parts(channels, rectified, axis, repeats, seed):
     seed=st.integers(0, 99),
 )
 def test_average_pooling_against_integer_arithmetic(size, window, strides, padding, channels, rectified, seed):
-    """The mean of the bytes in the window, those outside of the image not counted, rounded to the nearest even."""
+    """The mean of the bytes in the window, those outside of the image not counted, rounded to the nearest even.
+
+    TensorFlow's own kernel, which runs where oneDNN is off, cuts it off.
+    """
     keras.utils.set_random_seed(seed)
     inputs = keras.Input((*size, 2), name="x")
     # Large images of one shade each, so that the mean's range is that of what is pooled.
@@ -277,7 +284,8 @@ def test_average_pooling_against_integer_arithmetic(size, window, strides, paddi
     ones = np.ones((1, *size, 1))
     sums, counts = (tf.nn.avg_pool2d(v.astype("float64"), window, strides, padding.upper()) for v in (steps, ones))
     np.testing.assert_allclose(counts, 1.0)  # TensorFlow too leaves out what lies outside
-    np.testing.assert_array_equal(means, np.rint(sums.numpy()).astype(kind))
+    to_whole = np.rint if uses_onednn() else np.trunc
+    np.testing.assert_array_equal(means, to_whole(sums.numpy()).astype(kind))
 
 
 def _comes_from(nodes, name, source):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable
 
 import keras
 import tensorflow as tf
 
 from tfopt.compat.layers import layers_inside
+from tfopt.compat.tensorflow import uses_onednn
 from tfopt.diagnosis.experiments import CannotMeasureError, usual_ms
 from tfopt.diagnosis.measured import WORTH, Measured, share
 from tfopt.hardware import KERNEL_START_US, cpu_peak
@@ -26,6 +28,7 @@ SMALL_BATCH = 16
 LARGER, WHERE_LEFT, BATCH = 8, 2, 0.1
 XLA = WIDTHS = 0.05
 SLOWER, EXCHANGE = 1.2, 0.2
+COMPUTES = 0.5
 PEAK = "_tensorflow_memory_peak_bytes"
 
 
@@ -215,6 +218,29 @@ def xla(measured: Measured) -> Diagnosis | str:
         gain=gain,
         advice=f"model.compile(..., jit_compile={not measured.model.jit_compile})",
         settings={"training.jit_compile": not measured.model.jit_compile},
+    )
+
+
+def onednn_off(measured: Measured) -> Diagnosis | str:
+    """TensorFlow leaves oneDNN off on processors without VNNI, bfloat16 or AMX, and computes with slower kernels."""
+    if measured.hardware.gpus:
+        return "a GPU computes"
+    if uses_onednn():
+        return "TensorFlow computes with oneDNN"
+    if platform.machine() not in ("x86_64", "AMD64"):
+        raise CannotMeasureError(f"what oneDNN saves on {platform.machine()} is unknown")
+    parts = measured.breakdown
+    used = share(parts.compute_ms, parts.whole_ms)
+    figures = f"the computation takes {used:.0%} of the step"
+    if used < COMPUTES:
+        return figures
+    return Diagnosis(
+        cause="onednn_off",
+        title="TensorFlow computes without oneDNN",
+        evidence=f"{figures} (threshold {COMPUTES:.0%}); oneDNN is on by itself with VNNI, bfloat16 or AMX only",
+        gain=None,
+        advice="set the environment variable TF_ENABLE_ONEDNN_OPTS=1 before Python imports TensorFlow, and measure. "
+        "Results differ by rounding",
     )
 
 
