@@ -51,6 +51,7 @@ from .training import (
     ledger,
     plan,
 )
+from .tuning import BatchSizeConfig, BatchSizeReport, find_batch_size
 
 __version__: str
 
@@ -72,6 +73,9 @@ __all__ = [
     "compile",
     "ledger",
     "Ledger",
+    "find_batch_size",
+    "BatchSizeConfig",
+    "BatchSizeReport",
     "float32_outputs",
     "tensor_core_alignment",
     "GpuMonitor",

@@ -366,6 +366,12 @@ def is_trained_by_tfopt(model: keras.Model) -> bool:
     return getattr(model, ATTRIBUTE, None) is not None
 
 
+def plan_of(model: keras.Model) -> Plan | None:
+    """Returns the plan that tfopt trains a model under; None if Keras' own step trains it."""
+    found = getattr(model, ATTRIBUTE, None)
+    return None if found is None else found._plan
+
+
 def _as_one_replica_sees(iterator: Any, data_batch: Any) -> Any:
     """Returns the specs of the iterator's batches, or else the batch as tensors."""
     if iterator is not None:
