@@ -56,6 +56,7 @@ class Trial(Record):
         window_s: Seconds of steps in each turn of a size.
         turns: Largest number of turns.
         limit_s: Seconds after which no turn begins.
+        decides: Whether fewer turns are taken where they suffice to tell the sizes apart.
         settings: Settings that the recipe is changed by, as nested tables.
         estimates: Whether to estimate the memory of a step too.
     """
@@ -65,6 +66,7 @@ class Trial(Record):
     window_s: float = 0.5
     turns: int = 1
     limit_s: float = math.inf
+    decides: bool = True
     settings: Mapping[str, Any] = field(default_factory=dict)
     estimates: bool = False
 
@@ -237,7 +239,7 @@ def _in_turns(training: Training, trial: Trial) -> list[dict[str, Any]]:
 
     def is_enough(turns: Sequence[Sequence[float]]) -> bool:
         rates = dict(zip(trial.sizes, zip(*turns, strict=True), strict=True))
-        return time.perf_counter() > end or is_decided(rates)
+        return time.perf_counter() > end or (trial.decides and is_decided(rates))
 
     sides = [partial(rate, size, steps_of(size)) for size in trial.sizes]
     rates = in_turns(sides, trial.turns, is_enough)
