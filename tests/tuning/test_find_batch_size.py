@@ -227,7 +227,7 @@ def test_nothing_is_left_running_after_ctrl_c(tmp_path):
         assert children, (tmp_path / "log.txt").read_text()
         process.send_signal(signal.SIGINT)
         process.wait(60)
-    gone, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive
     assert not list((tmp_path / "run").rglob("tmp"))
 

@@ -30,7 +30,7 @@ Size = Literal["resident", "data", "addresses", "gpu"]
 FIELDS: dict[str, str] = {"resident": "VmRSS", "data": "VmData", "addresses": "VmSize"}  # in /proc/self/status
 PEAKS: dict[str, str] = {"resident": "VmHWM", "addresses": "VmPeak"}
 LIMITS = {"data": resource.RLIMIT_DATA, "addresses": resource.RLIMIT_AS}
-SAMPLED_S = 0.005
+SAMPLED_S = 0.02
 CGROUP = Path("/sys/fs/cgroup")
 
 
