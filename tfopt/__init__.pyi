@@ -45,6 +45,7 @@ from .report import BenchmarkReport, DiagnosisReport, PassReport, Receipt, StepB
 from .runner import RunResult, run
 from .training import (
     Ledger,
+    NoiseScale,
     Plan,
     TrainingConfig,
     compile,
@@ -79,6 +80,7 @@ __all__ = [
     "float32_outputs",
     "tensor_core_alignment",
     "GpuMonitor",
+    "NoiseScale",
     "diagnose",
     "profile",
     "DiagnosisReport",

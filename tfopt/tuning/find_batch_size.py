@@ -16,13 +16,14 @@ from tfopt.atomic.directories import exclusive
 from tfopt.atomic.own_files import check_replaceable, write_own
 from tfopt.errors import ConfigError
 from tfopt.recipe import Recipe
+from tfopt.report import Decision
 from tfopt.settings.validation import check_type
 from tfopt.training import TrainingConfig
 from tfopt.trials.process import Outcome, call_apart
-from tfopt.tuning.advice import advise_batch
+from tfopt.tuning.advice import advise
 from tfopt.tuning.config import BatchSizeConfig
 from tfopt.tuning.limit import Limit, find_limit
-from tfopt.tuning.memory import find_largest, trial_folder
+from tfopt.tuning.memory import MemoryReport, find_largest, trial_folder
 from tfopt.tuning.report import BatchSizeReport
 from tfopt.tuning.throughput import ThroughputReport, sizes_to_time, throughput_of
 from tfopt.tuning.trial import Trial
@@ -152,9 +153,7 @@ class _Search:
             throughput, reason = self._throughput(memory.per_replica_batch_size, memory.replicas, limit)
             if throughput is None:
                 unavailable["throughput"] = reason
-        settings, decisions = advise_batch(
-            self._training(), memory, throughput, config.global_batch_size, self.workload.examples
-        )
+        settings, decisions = self._advice(memory, throughput)
         report = BatchSizeReport(
             name=self.workload.name,
             memory=memory,
@@ -208,8 +207,28 @@ class _Search:
         }
         return call_apart(TRAIN.get(self.workload.kind, TRAIN_SCRIPT), arguments, folder, limit_s)
 
-    def _training(self) -> TrainingConfig | None:
-        """Returns the settings of the training so far; None if only the script or Keras knows them."""
-        if self.workload.kind == "script" or self.workload.keras_step:
-            return None
-        return Recipe.from_toml(self.folder / RECIPE, allow_code=True).training
+    def _advice(
+        self, memory: MemoryReport, throughput: ThroughputReport | None
+    ) -> tuple[dict[str, int | float], tuple[Decision, ...]]:
+        """Returns the settings that are advised, with their reasons."""
+        known = self.workload.kind != "script" and not self.workload.keras_step
+        training = Recipe.from_toml(self.folder / RECIPE, allow_code=True).training if known else TrainingConfig()
+        curve = () if throughput is None else throughput.curve
+        found = advise(
+            training,
+            largest=max(memory.per_replica_batch_size // training.accumulate, 1),
+            knee=None if throughput is None else throughput.knee // memory.replicas,
+            rates={each.global_batch_size // memory.replicas: each.examples_per_s for each in curve},
+            replicas=memory.replicas,
+            examples=self.workload.examples,
+            global_batch_size=self.config.global_batch_size,
+        )
+        if known:
+            return dict(found.settings), tuple(found.decisions)
+        # What follows from the present settings is unknown: only the script, or who compiled the model, knows them.
+        settings = {"global_batch_size": found.global_batch_size, **found.settings}
+        follow = ("base_batch_size", "learning_rate", "warmup_epochs")
+        return (
+            {name: value for name, value in settings.items() if name not in follow},
+            tuple(each for each in found.decisions if each.setting not in follow),
+        )
