@@ -97,8 +97,12 @@ def test_a_model_under_mirrored_has_a_batch_for_each_replica_and_a_curve(tmp_pat
     assert report.throughput.knee in sizes
     rates = [each.examples_per_s for each in report.throughput.curve]
     assert rates[-1] > 2 * rates[0]
-    assert report.settings["global_batch_size"] == report.throughput.knee
-    assert report.settings["base_batch_size"] == 64
+    assert report.decisions[0].value == str(report.throughput.knee)
+    if report.throughput.knee != 64:
+        assert (report.settings["global_batch_size"], report.settings["base_batch_size"]) == (
+            report.throughput.knee,
+            64,
+        )
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import resource
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -180,4 +180,4 @@ def kept(limit: Limit | None, directory: Path) -> Iterator[Used]:
 
 def of_json(values: dict[str, object] | None) -> Limit | None:
     """Returns the limit of its dict."""
-    return None if values is None else replace(Limit(bytes=1, margin=0.0, source=""), **values)  # type: ignore[arg-type]
+    return None if values is None else Limit(**values)  # type: ignore[arg-type]

@@ -115,7 +115,7 @@ def next_size(fits: int, too_large: int | None, predicted: int | None, most: int
     elif too_large is not None and predicted >= too_large:  # the line was wrong
         wanted = on_grid(math.sqrt(fits * too_large))
     else:
-        wanted = max(on_grid(predicted), above)
+        wanted = max(predicted, above)
     wanted = max(wanted, fits + 1)
     if top is None:
         return wanted
@@ -141,6 +141,7 @@ def find_largest(run: RunTrial, limit: Limit, examples: int | None, most: int | 
     trials = [_trial(1, outcome, limit)]
     _check_first(trials[0], limit)
     replicas = int(outcome.result["replicas"])
+    examples = outcome.result.get("examples", examples)  # only a script's fit knows them
     _check_enough(examples, replicas)
     if examples is not None:
         most = min(most or examples, max(examples // replicas, 1))
@@ -216,7 +217,7 @@ def _meets(points: Sequence[tuple[int, int]], limit: Limit, slope: float | None,
     if slope is None or slope <= 0:
         return None
     found = size + (limit.usable - peak) / slope
-    return on_grid(found if most is None else min(found, most))
+    return most if most is not None and found >= most else on_grid(found)
 
 
 def _slope(estimates: Mapping[str, Any]) -> float | None:

@@ -77,12 +77,14 @@ def _training(model: keras.Model, original: Callable[..., Any], given: dict[str,
     data = own.pop("x", None)
     if isinstance(data, tf.data.Dataset):
         batched, examples = data, _count(data)
+        first = next(iter(data))
+        inputs = first[0] if isinstance(first, tuple) else first
 
         def arguments(size: int, steps: int) -> dict[str, Any]:
             return {**own, "x": batched.repeat().rebatch(size), "steps_per_epoch": steps, "shuffle": False}
 
     elif data is not None and hasattr(tf.nest.flatten(data)[0], "shape"):
-        examples = int(tf.nest.flatten(data)[0].shape[0])
+        examples, inputs = int(tf.nest.flatten(data)[0].shape[0]), data
         named = {"x": data, **{name: own.pop(name) for name in ("y", "sample_weight") if name in own}}
 
         def arguments(size: int, steps: int) -> dict[str, Any]:
@@ -104,7 +106,15 @@ def _training(model: keras.Model, original: Callable[..., Any], given: dict[str,
         return {"validation_data": found, "validation_steps": VALIDATED, **sized}
 
     replicas = int(model.distribute_strategy.num_replicas_in_sync)
-    return Training(model=model, fit=original, data=arguments, validation=validation, replicas=replicas), examples
+    training = Training(
+        model=model,
+        fit=original,
+        data=arguments,
+        validation=validation,
+        replicas=replicas,
+        inputs=tf.nest.map_structure(lambda each: tf.convert_to_tensor(each[:1]), inputs),
+    )
+    return training, examples
 
 
 def _count(dataset: Any) -> int | None:

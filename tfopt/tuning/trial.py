@@ -35,6 +35,7 @@ from tfopt.runner.work import begin, place_augmentation
 from tfopt.timing import in_turns
 from tfopt.training import compile as compile_model
 from tfopt.training import plan
+from tfopt.training.step.runtime import is_trained_by_tfopt
 from tfopt.tuning.knee import is_decided
 from tfopt.tuning.limit import Used, kept, of_json
 from tfopt.tuning.workload import DATA, MODEL, RECIPE, Workload, largest_example, only_largest
@@ -228,9 +229,12 @@ def _in_turns(training: Training, trial: Trial) -> list[dict[str, Any]]:
     def steps_of(size: int) -> int:
         """Returns the steps of half a window: whole calls into TensorFlow where several fit."""
         at_once = int(training.model.steps_per_execution or 1)
-        steps_s(size, at_once, 1)  # traces
-        step_s = min(steps_s(size, at_once, 3)[1:])
-        steps = min(max(math.ceil(trial.window_s / 2 / step_s), 1), MOST_STEPS)
+        fewest = 1 if is_trained_by_tfopt(training.model) else at_once  # Keras' own function always runs as many
+        steps_s(size, fewest, 1)  # traces
+        step_s = min(steps_s(size, fewest, 3)[1:])
+        if fewest < at_once and at_once * step_s < trial.window_s:
+            step_s = min(steps_s(size, at_once, 3)[1:])
+        steps = min(max(math.ceil(trial.window_s / 2 / step_s), fewest), MOST_STEPS)
         return steps if steps < at_once else math.ceil(steps / at_once) * at_once
 
     def rate(size: int, steps: int) -> float:

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfopt.atomic.files import write_text
 from tfopt.compat.kinds import check_keras_3
+from tfopt.compat.trainer import built_under
 from tfopt.data import Examples, convert
 from tfopt.data.user_data import check_examples
 from tfopt.errors import ConfigError, UnsupportedModelError
@@ -102,7 +103,9 @@ def _of_model(model: keras.Model, data: Any, folder: Path, training: TrainingCon
             "model.compile."
         )
     decided = plan_of(model)
-    settings = training or (TrainingConfig(precision="float32") if decided is None else decided.config)
+    strategy = built_under(model)
+    own = TrainingConfig(precision="float32", strategy="none" if strategy is None else strategy)  # for Keras' own step
+    settings = training or (own if decided is None else decided.config)
     if isinstance(settings.strategy, tf.distribute.MirroredStrategy):
         settings = replace(settings, strategy="mirrored")
     _check_training(settings)
