@@ -85,7 +85,7 @@ def _training(model: keras.Model, original: Callable[..., Any], given: dict[str,
 
     elif data is not None and hasattr(tf.nest.flatten(data)[0], "shape"):
         examples, inputs = int(tf.nest.flatten(data)[0].shape[0]), data
-        named = {"x": data, **{name: own.pop(name) for name in ("y", "sample_weight") if name in own}}
+        named: dict[str, Any] = {"x": data, **{name: own.pop(name) for name in ("y", "sample_weight") if name in own}}
 
         def arguments(size: int, steps: int) -> dict[str, Any]:
             count = size * max(1, min(steps, examples // size))  # whole epochs of full batches

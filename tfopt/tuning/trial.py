@@ -186,7 +186,7 @@ def measured(training: Training, trial: Trial, used: Used, directory: Path) -> d
     before = used.peak()
     seen = _whole(training, trial.sizes[0], directory) if trial.whole else _in_turns(training, trial)
     peak = used.peak()
-    estimates = {}
+    estimates: dict[Any, Any] = {}
     if trial.estimates:
         try:
             estimates = {size: estimated_bytes(training, size) for size in ESTIMATED}
