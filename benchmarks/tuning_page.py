@@ -34,7 +34,12 @@ def scaled() -> Table:
         for kind, found in kinds.items():
             scores, settings = list(found["scores"].values()), found["settings"]
             median = statistics.median(scores)
-            cells = [str(settings["global_batch_size"]), f"{settings['rate']:.2g}", f"{median:.2%}", f"{min(scores):.2%}"]
+            cells = [
+                str(settings["global_batch_size"]),
+                f"{settings['rate']:.2g}",
+                f"{median:.2%}",
+                f"{min(scores):.2%}",
+            ]
             change = "" if kind == "original" else f"{100 * (median - original):+.2f} points"
             rows.append([name, kind, *cells, change])
     return rows
