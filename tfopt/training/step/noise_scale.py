@@ -29,6 +29,7 @@ from tfopt.report import Record
 from tfopt.report.sheet import Sheet, Shown, Table
 from tfopt.settings.validation import check_value
 from tfopt.training.plan import Plan
+from tfopt.training.step.ledger import ATTRIBUTE
 from tfopt.training.step.noise import FEWEST, GradientNoise, NoiseEstimate, check_measurable
 
 LOGGED = "noise_scale"
@@ -61,6 +62,12 @@ class NoiseScaleReport(Record, Shown):
             "few steps (McCandlish et al. 2018; right in its order of magnitude)"
         )
         return Sheet(title=title, tables=[Table(rows=[(of_last,), (meaning,)]), Table(rows=rows, head=("epoch", ""))])
+
+
+def noise_of_fit(model: keras.Model) -> NoiseEstimate | None:
+    """Returns the noise scale that a callback of the model's last `fit` has measured; None if there was none."""
+    noise: GradientNoise | None = getattr(getattr(model, ATTRIBUTE, None), "noise", None)
+    return None if noise is None else noise.estimate()
 
 
 def in_words(estimate: NoiseEstimate) -> str:

@@ -74,7 +74,7 @@ class Runtime:
         self._strategy = model.distribute_strategy
         self._compiled = compile_config(model)
         self._fit: FitCallback | None = None  # the `fit` that is running
-        self._noise: GradientNoise | None = None  # what the step measures, for a callback of the last `fit`
+        self.noise: GradientNoise | None = None  # what the step measures, for a callback of the last `fit`
         self._made = False  # whether there has been a training function
         self._evaluation: CallSizes | None = None  # of the `evaluate` that is running
         # Of the loop that Keras prepares: made with its iterator, taken with the function that it asks for.
@@ -129,8 +129,8 @@ class Runtime:
         """Lets the step measure what the callbacks ask for, and nothing else."""
         asking = next((each for each in callbacks_of(callbacks) if isinstance(each, NoiseScale)), None)
         noise = asking.noise_of(self.model, self._plan) if asking and isinstance(self._step, Step) else None
-        if noise is not self._noise:
-            self._noise = noise
+        if noise is not self.noise:
+            self.noise = noise
             forget(self.model, "train_function")
 
     def _singly(self, callbacks: Any, call: MethodCall) -> contextlib.AbstractContextManager[None]:
@@ -240,7 +240,7 @@ class Runtime:
             if self._made:  # the traces of the step hold the model as it was, such as its loss and its masks
                 self._renew_step(self._step.jit_compile)
             elif isinstance(self._step, Step):
-                self._step.noise = self._noise
+                self._step.noise = self.noise
             self._made = True
             self.model.train_function = self._train_function()
 
@@ -335,7 +335,7 @@ class Runtime:
     def _renew_step(self, jit_compile: bool) -> None:
         self._step = self._make_step(jit_compile)
         if isinstance(self._step, Step):
-            self._step.noise = self._noise
+            self._step.noise = self.noise
             if self._spec is not None:
                 self._step.prepare(self._spec)
 
