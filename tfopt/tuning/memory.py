@@ -70,7 +70,7 @@ class MemoryReport(Record):
     replicas: int
     limit: Limit
     estimated: int | None
-    trials: Sequence[MemoryTrial]
+    trials: tuple[MemoryTrial, ...]
     ended_by: str
     unavailable: Mapping[str, str] = field(default_factory=dict)
 

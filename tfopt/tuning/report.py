@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pydantic
@@ -37,7 +37,7 @@ class BatchSizeReport(Record, Shown):
     throughput: ThroughputReport | None = None
     noise_scale: float | None = None
     settings: Mapping[str, int | float] = field(default_factory=dict)
-    decisions: Sequence[Decision] = ()
+    decisions: tuple[Decision, ...] = ()
     unavailable: Mapping[str, str] = field(default_factory=dict)
     seconds: float = 0.0
 

@@ -40,7 +40,7 @@ class ThroughputReport(Record):
         turns: Number of turns of each size.
     """
 
-    curve: Sequence[Speed]
+    curve: tuple[Speed, ...]
     knee: int
     turns: int
 
