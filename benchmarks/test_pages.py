@@ -88,6 +88,7 @@ NOT_MEASURED = (
     "the state changes 4 times on each replica",
     "at temperature 0.5",
     "is a difference of less than 5%",
+    "within 5% of the",
     "Above 1x the step",
     "Below 1x, tfopt's step",
     "(accuracy, mean IoU) or 1%",
