@@ -259,6 +259,8 @@ class Step:
     def _measured(self, noise: GradientNoise, gradients: list[Any], x: Any, y: Any, weight: Any) -> list[Any]:
         """Measures the noise of the gradients of a batch, and returns them without the figures of its parts."""
         of_model = gradients[: len(self._model.trainable_weights)]
+        if noise.halves and _first(x).shape[0] == 1:
+            return of_model
 
         def of_parts() -> list[Any]:
             return self._gradients_of_halves(x, y, weight) if noise.halves else gradients
