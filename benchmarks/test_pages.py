@@ -46,6 +46,8 @@ NOT_MEASURED = (
     "From 16,384 samples on, which is 2.3 hours",
     "after 0.1 seconds and then less often",
     "95% interval",
+    "by Fieller's method at 95%",
+    "would become 1 - 8 * (1 - 0.9), which is 0.2",
     "saves less than 5% of the step is not advised",
     "files above 4 GiB",
     "every model above 2 GiB",

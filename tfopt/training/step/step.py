@@ -259,6 +259,8 @@ class Step:
     def _measured(self, noise: GradientNoise, gradients: list[Any], x: Any, y: Any, weight: Any) -> list[Any]:
         """Measures the noise of the gradients of a batch, and returns them without the figures of its parts."""
         of_model = gradients[: len(self._model.trainable_weights)]
+        if noise.halves and _first(x).shape[0] == 1:
+            return of_model
 
         def of_parts() -> list[Any]:
             return self._gradients_of_halves(x, y, weight) if noise.halves else gradients
@@ -375,8 +377,9 @@ def _symbolic(spec: Any) -> Any:
     return None if spec is None else keras.KerasTensor(spec.shape, keras.backend.standardize_dtype(spec.dtype))
 
 
-def _examples(begin: Any, end: Any, batch: Any) -> Any:
-    return keras.tree.map_structure(lambda value: None if value is None else value[begin:end], batch)
+def _examples(begin: Any, end: Any, batch: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    part: tuple[Any, Any, Any] = keras.tree.map_structure(lambda each: None if each is None else each[begin:end], batch)
+    return part
 
 
 def _kind(x: Any, y: Any, weight: Any) -> tuple[bool, bool]:
