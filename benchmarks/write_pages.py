@@ -16,6 +16,7 @@ import pruning_page
 import quantization_page
 import recipes_page
 import training_page
+import tuning_page
 from page_tables import ROOT, filled
 
 from tfopt.atomic.files import write_text
@@ -33,6 +34,7 @@ MODULES = (
     quantization_page,
     recipes_page,
     training_page,
+    tuning_page,
 )
 PARTS = {name: part for module in MODULES for name, part in module.TABLES.items()}
 

@@ -39,6 +39,7 @@ COMMANDS = (
     ["accelerate"],
     ["report"],
     ["doctor"],
+    ["tune"],
     ["monitor"],
 )
 

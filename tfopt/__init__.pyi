@@ -45,12 +45,14 @@ from .report import BenchmarkReport, DiagnosisReport, PassReport, Receipt, StepB
 from .runner import RunResult, run
 from .training import (
     Ledger,
+    NoiseScale,
     Plan,
     TrainingConfig,
     compile,
     ledger,
     plan,
 )
+from .tuning import BatchSizeConfig, BatchSizeReport, find_batch_size
 
 __version__: str
 
@@ -72,9 +74,13 @@ __all__ = [
     "compile",
     "ledger",
     "Ledger",
+    "find_batch_size",
+    "BatchSizeConfig",
+    "BatchSizeReport",
     "float32_outputs",
     "tensor_core_alignment",
     "GpuMonitor",
+    "NoiseScale",
     "diagnose",
     "profile",
     "DiagnosisReport",

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfopt
 from tfopt.compat.plain import DETOURS
 from tfopt.compat.tensorflow import uses_onednn
 from tfopt.data.measurement.stages import stages_of
@@ -114,6 +115,24 @@ def test_memory_that_is_left_over_fits_a_larger_batch(measured):
     assert found.changes_training
     measured.observation.load = load(tensorflow_memory_peak_bytes=[30 * GIB])
     assert compute.unused_memory(measured) == "the training uses up to 75% of the memory"
+
+
+def test_a_batch_above_the_noise_scale_is_named(measured):
+    with pytest.raises(CannotMeasureError, match="NoiseScale is not among the callbacks"):
+        compute.large_batch(measured)
+    plan = tfopt.plan(tfopt.TrainingConfig(precision="float32", strategy="none", global_batch_size=64, accumulate=4))
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    tfopt.compile(model, plan, optimizer=keras.optimizers.SGD(0.0), loss="mse")
+    rng = np.random.default_rng(0)
+    for spread, named in ((0.1, True), (5.0, False)):
+        targets = 1 + spread * rng.normal(size=(1280, 1))
+        with hooked(doctor := DoctorHook(steps=20)):
+            model.fit(plan.pipeline((np.ones((1280, 4)), targets)), verbose=0, callbacks=[tfopt.NoiseScale(every=1)])
+        found = compute.large_batch(Measured(doctor.observation, detect()))
+        assert isinstance(found, Diagnosis) == named
+        if isinstance(found, Diagnosis):
+            assert (found.gain, found.changes_training) == (None, True)
+            assert found.evidence.startswith("64 examples in a step; noise scale")
 
 
 @pytest.mark.parametrize("rule", [compute.throttled, compute.unused_memory])

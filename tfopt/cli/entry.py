@@ -29,6 +29,7 @@ from tfopt.cli.programs import (
     monitor_any_command,
     split_at_script,
 )
+from tfopt.cli.tune import TuneOptions, tune_command
 from tfopt.errors import unknown_name
 
 HELP = """\
@@ -49,11 +50,12 @@ usage: tfopt COMMAND [OPTIONS]
   launch SCRIPT        run a script in several workers that train together
   accelerate SCRIPT    run an unmodified script with tfopt's training step in each fit that can have it
   doctor SCRIPT|NAME   say where the time of a training step goes, and what to change
+  tune SCRIPT|NAME     find settings of a training by measurement: the batch size
   monitor -- COMMAND   sample the GPUs, or the processor, while any program runs
   data COMMAND         list, measure, convert or serve examples
 
 tfopt COMMAND --help shows the options of a command. --version prints the version. All commands but launch and
-accelerate take these options; doctor and monitor take them before the script or program.
+accelerate take these options; doctor, tune and monitor take them before the script or program.
   --json        print JSON, also for errors
   --traceback   with an error, show where in the program it occurred
   --allow-code  import the builder, source or task that a recipe file names as package.module:name. Python looks for the
@@ -79,6 +81,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "report": report_command,
     "launch": launch_command,
     "doctor": doctor_command,
+    "tune": tune_command,
     "monitor": monitor_any_command,
     "accelerate": accelerate_command,
     "data": data_command,
@@ -169,9 +172,9 @@ def _own(words: Sequence[str]) -> Sequence[str]:
         return words[: words.index(command)]
     if command == "monitor" and "--" in words:
         return words[: words.index("--")]
-    if command == "doctor":
+    if command in ("doctor", "tune"):
         begin = words.index(command) + 1
-        own, _ = split_at_script(list(words[begin:]), DoctorOptions)
+        own, _ = split_at_script(list(words[begin:]), DoctorOptions if command == "doctor" else TuneOptions)
         return words[: begin + len(own)]
     return words
 

@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import keras
@@ -24,7 +23,7 @@ from tfopt.reporting.terminal import PlanTable
 from tfopt.runner.model_check import with_float_inputs
 from tfopt.runner.run_report import RunResult, check_reports, environment, print_line, print_score, write_reports
 from tfopt.runner.stages import artifacts, rehearse, stages
-from tfopt.runner.work import VERIFIED_AT_ONCE, Work, place_augmentation, training_of
+from tfopt.runner.work import VERIFIED_AT_ONCE, Work, begin, place_augmentation, training_of
 from tfopt.terminal import PrintableConsole
 from tfopt.training import Plan, plan
 from tfopt.training.checkpointing.store import check_mode
@@ -87,11 +86,7 @@ def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Cons
     for note in examples.notes:
         print_line(note, console)
     with _seeded(settings.training.seed):
-        on_device = any(each.value == "device" for each in places)
-        if on_device:
-            augment = replace(settings.data.augment, where="device")
-            decided = replace(decided, data=replace(settings.data, augment=augment))
-        work = Work(settings, decided, examples, augmentation, on_device, console)
+        work = begin(settings, decided, examples, augmentation, places, console)
         console.print(f"\n{work.model.name}: {work.model.count_params():,} parameters, {_sizes(examples)}\n")
         try:
             ran = stages(settings)
@@ -123,7 +118,7 @@ def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Cons
         write_reports(report, export_dir, console)
     else:
         print_score(work.phases[-1], console)
-    return RunResult(model=work.model, plan=decided, report=report, receipts=receipts, export_dir=export_dir)
+    return RunResult(model=work.model, plan=work.plan, report=report, receipts=receipts, export_dir=export_dir)
 
 
 def _verify(work: Work, export_dir: Path) -> dict[str, Receipt]:

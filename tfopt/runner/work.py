@@ -83,6 +83,38 @@ class Work:
         A fit from scratch, of new weights, has a warm-up and moving averages of the weights. A later fit continues with
         small steps.
         """
+        training = self.recipe.training
+        decided = self.compile(name, epochs, learning_rate, from_scratch=from_scratch)
+        batches = self.batches(decided)
+        with self.taught(from_scratch):
+            history = self.model.fit(
+                batches,
+                validation_data=self.batches(decided, training=False),
+                epochs=epochs,
+                steps_per_epoch=training.steps_per_epoch,
+                shuffle=False,  # the pipeline shuffles
+                verbose=0,
+                callbacks=[*callbacks, self.monitor, FitProgress(f"{name:5}", console=self.console)],
+            )
+        check_weights(self.model, name, batches)
+        has_own_step = type(self.model).train_step is not keras.Model.train_step
+        steps_taken = Ledger() if has_own_step else ledger(self.model)
+        self.phases.append(
+            Phase(
+                name=name,
+                history={
+                    key: [float(value) for value in values]
+                    for key, values in history.history.items()
+                    if key not in LOGGED  # the timeline of the report shows them
+                },
+                step_time_ms=steps_taken.step_time_ms,
+                trace_seconds=steps_taken.trace_seconds,
+                compile_seconds=steps_taken.compile_seconds,
+            )
+        )
+
+    def compile(self, name: str, epochs: int, learning_rate: float, *, from_scratch: bool = False) -> Plan:
+        """Compiles the model for a fit, as `fit` does, and returns the plan of this fit."""
         training, data = self.recipe.training, self.recipe.data
         steps = epoch_steps(
             self.examples,
@@ -108,33 +140,7 @@ class Work:
             metrics=self.task.metrics(self.examples),
             augment=self._on_device,
         )
-        batches = self._batches(decided)
-        with self._taught(from_scratch):
-            history = self.model.fit(
-                batches,
-                validation_data=self._batches(decided, training=False),
-                epochs=epochs,
-                steps_per_epoch=training.steps_per_epoch,
-                shuffle=False,  # the pipeline shuffles
-                verbose=0,
-                callbacks=[*callbacks, self.monitor, FitProgress(f"{name:5}", console=self.console)],
-            )
-        check_weights(self.model, name, batches)
-        has_own_step = type(self.model).train_step is not keras.Model.train_step
-        steps_taken = Ledger() if has_own_step else ledger(self.model)
-        self.phases.append(
-            Phase(
-                name=name,
-                history={
-                    key: [float(value) for value in values]
-                    for key, values in history.history.items()
-                    if key not in LOGGED  # the timeline of the report shows them
-                },
-                step_time_ms=steps_taken.step_time_ms,
-                trace_seconds=steps_taken.trace_seconds,
-                compile_seconds=steps_taken.compile_seconds,
-            )
-        )
+        return decided
 
     def try_teacher(self) -> None:
         """Raises before any training what the recipe's teacher would raise."""
@@ -145,7 +151,7 @@ class Work:
             end_distillation(self.model)
 
     @contextlib.contextmanager
-    def _taught(self, from_scratch: bool) -> Iterator[None]:
+    def taught(self, from_scratch: bool) -> Iterator[None]:
         """Lets the model learn from the recipe's teacher. A parent is the model as the first fit has trained it."""
         settings, model = self.recipe.distillation, self.model
         if settings is not None and not (from_scratch and settings.teacher == PARENT):
@@ -159,7 +165,7 @@ class Work:
         if settings is not None and from_scratch and settings.teacher == PARENT:
             self._parent = freeze_unfolded(model)
 
-    def _batches(self, decided: Plan, *, training: bool = True) -> Any:
+    def batches(self, decided: Plan, *, training: bool = True) -> Any:
         """Returns batches of the examples, with the recipe's settings of the pipeline."""
         settings = pipeline_settings(self.recipe.data)
         return decided.pipeline(self.examples, training=training, augment=self._on_host, **settings)
@@ -190,7 +196,7 @@ class Work:
         """Measures the pipeline of the training, and how long a step would wait for it."""
         with self.console.status("measuring the input pipeline"):
             report = measure(
-                self._batches(replace(self.plan, epoch=EpochCounter())),
+                self.batches(replace(self.plan, epoch=EpochCounter())),
                 step_time_ms=self.phases[0].step_time_ms,
                 seconds=MEASURED_SECONDS,
             )
@@ -227,6 +233,21 @@ class Work:
             )
         print_line(f"exported {target}, {artifact.bytes_on_disk:,} bytes", self.console)
         return artifact
+
+
+def begin(
+    recipe: Recipe,
+    decided: Plan,
+    examples: Examples,
+    augmentation: Augmentation | None,
+    places: Sequence[Decision],
+    console: Console,
+) -> Work:
+    """Builds the model of a recipe, and returns the run that begins. `place_augmentation` gives the two in between."""
+    on_device = any(each.value == "device" for each in places)
+    if on_device:
+        decided = replace(decided, data=replace(recipe.data, augment=replace(recipe.data.augment, where="device")))
+    return Work(recipe, decided, examples, augmentation, on_device, console)
 
 
 def place_augmentation(recipe: Recipe, examples: Examples, plan: Plan) -> tuple[Augmentation | None, list[Decision]]:

@@ -31,7 +31,8 @@ from tfopt.training.plan import Plan
 from tfopt.training.step import runtime
 from tfopt.training.step.augment import StepAugmentation, for_model
 from tfopt.training.step.calls import compile_arguments
-from tfopt.training.step.step import KerasStep, Step
+from tfopt.training.step.keras_step import KerasStep
+from tfopt.training.step.step import Step
 from tfopt.training.xla import xla_blockers
 
 # The settings that an optimizer is made of.

@@ -16,6 +16,7 @@ from tfopt.hardware import KERNEL_START_US, cpu_peak
 from tfopt.models.structure import layer_path
 from tfopt.profiling.tensor_cores import Misalignment, tensor_core_alignment
 from tfopt.report import Diagnosis
+from tfopt.training.step.noise_scale import in_words, noise_of_fit
 from tfopt.training.xla import xla_blockers
 
 # Shares of the computation: of the starts of kernels, and of the bandwidth of the memory.
@@ -27,6 +28,8 @@ SMALL_BATCH = 16
 # How many times as many examples are tried for a small batch and where memory is left, and what they must save.
 LARGER, WHERE_LEFT, BATCH = 8, 2, 0.1
 XLA = WIDTHS = 0.05
+# A batch of so many times the noise scale needs less than 1.25 times the fewest steps, but five times the examples.
+ABOVE_NOISE = 4
 SLOWER, EXCHANGE = 1.2, 0.2
 COMPUTES = 0.5
 PEAK = "_tensorflow_memory_peak_bytes"
@@ -174,6 +177,26 @@ def small_batch(measured: Measured) -> Diagnosis | str:
         return figures
     title = f"a batch of {own} examples uses the device badly"
     return _larger_batch(measured, "small_batch", title, figures, gain, LARGER, LARGER * own)
+
+
+def large_batch(measured: Measured) -> Diagnosis | str:
+    """The batch is so far above the noise scale of the gradients that a smaller one needs hardly more steps."""
+    noise = noise_of_fit(measured.model)
+    if noise is None:
+        raise CannotMeasureError("tfopt.NoiseScale is not among the callbacks")
+    size, figures = measured.batch_size, f"{measured.batch_size} examples in a step; noise scale {in_words(noise)}"
+    if noise.most is None or size <= ABOVE_NOISE * noise.most:
+        return figures
+    smaller = max(round(noise.most), measured.replicas)
+    return Diagnosis(
+        cause="large_batch",
+        title="the batch is above the noise scale of the gradients: larger ones save few steps",
+        evidence=f"{figures} (threshold {ABOVE_NOISE} times the upper end)",
+        gain=None,
+        advice=f"batch_size={smaller}, and a learning rate chosen for it: fewer examples reach the same loss, unless "
+        "steps are far slower per example. The noise scale grows in a training: measure it late",
+        changes_training=True,
+    )
 
 
 def misaligned_widths(measured: Measured) -> Diagnosis | str:

@@ -17,6 +17,7 @@ _KERAS_COMPILE = "https://keras.io/api/models/model_training_apis/"
 _TENSOR_CORES = "https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/"
 _XLA = "https://openxla.org/xla/tf2xla"
 _ROOFLINE = "https://docs.nvidia.com/deeplearning/performance/dl-performance-gpu-background/"
+_NOISE = "https://arxiv.org/abs/1812.06162"
 _NVML = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"
 
 
@@ -79,6 +80,9 @@ RULES: tuple[Rule, ...] = (
     Rule(cause="small_batch", check=compute.small_batch, source=_TENSOR_CORES,
          threshold="fewer than 16 examples per replica, and 8 times as many save 10% per example",
          remedy="a larger batch"),
+    Rule(cause="large_batch", check=compute.large_batch, source=_NOISE,
+         threshold="more than 4 times the upper end of the noise scale, which tfopt.NoiseScale measured",
+         remedy="a smaller batch"),
     Rule(cause="short_steps", check=host.short_steps, source=_KERAS_COMPILE,
          threshold="Keras' loop and the start of calls take 10% of the step", remedy="steps_per_execution"),
     Rule(cause="misaligned_widths", check=compute.misaligned_widths, source=_TENSOR_CORES,

@@ -18,7 +18,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.compat.replace import first_callback, replaced, steps_per_execution, unwrap, wrap
+from tfopt.compat.replace import callbacks_of, first_callback, forget, replaced, steps_per_execution, unwrap, wrap
 from tfopt.compat.trainer import BUILD, check_fit, compile_config, element_spec, loss_calls, symbolic_build
 from tfopt.data.epoch_order import UNCONTROLLED
 from tfopt.errors import UnsupportedModelError, warn
@@ -31,8 +31,11 @@ from tfopt.training.step.calls import MethodCall
 from tfopt.training.step.data_errors import explain_specs
 from tfopt.training.step.fit_callback import FitCallback, per_batch_callback
 from tfopt.training.step.guards import Guard, Watch
+from tfopt.training.step.keras_step import KerasStep
 from tfopt.training.step.ledger import ATTRIBUTE, Ledger
-from tfopt.training.step.step import KerasStep, Step, without_islands
+from tfopt.training.step.noise import GradientNoise
+from tfopt.training.step.noise_scale import NoiseScale
+from tfopt.training.step.step import Step, without_islands
 from tfopt.training.step.step_runner import CallSizes, StepRunner, loss_is_finite, of_one_replica
 from tfopt.training.xla import compilation_cause, compilation_failed
 
@@ -71,6 +74,7 @@ class Runtime:
         self._strategy = model.distribute_strategy
         self._compiled = compile_config(model)
         self._fit: FitCallback | None = None  # the `fit` that is running
+        self.noise: GradientNoise | None = None  # what the step measures, for a callback of the last `fit`
         self._made = False  # whether there has been a training function
         self._evaluation: CallSizes | None = None  # of the `evaluate` that is running
         # Of the loop that Keras prepares: made with its iterator, taken with the function that it asks for.
@@ -104,6 +108,7 @@ class Runtime:
             if self._guard.checkpoints is not None:
                 checkpoints = scopes.enter_context(self._guard.checkpoints.around_fit(self.model, watch.check_state))
             given = call.get("callbacks")
+            self._measure(given)
             fit = self._fit = FitCallback(
                 given,
                 watch=watch,
@@ -119,6 +124,14 @@ class Runtime:
             hold_masks(self.model)
             fit.finish()
             return history
+
+    def _measure(self, callbacks: Any) -> None:
+        """Lets the step measure what the callbacks ask for, and nothing else."""
+        asking = next((each for each in callbacks_of(callbacks) if isinstance(each, NoiseScale)), None)
+        noise = asking.noise_of(self.model, self._plan) if asking and isinstance(self._step, Step) else None
+        if noise is not self.noise:
+            self.noise = noise
+            forget(self.model, "train_function")
 
     def _singly(self, callbacks: Any, call: MethodCall) -> contextlib.AbstractContextManager[None]:
         """Runs one step per call where a callback acts on each batch, as a learning rate for each batch does.
@@ -225,9 +238,9 @@ class Runtime:
             if self._when_built is not None:
                 self._when_built()
             if self._made:  # the traces of the step hold the model as it was, such as its loss and its masks
-                self._step = self._make_step(self._step.jit_compile)
-                if isinstance(self._step, Step) and self._spec is not None:
-                    self._step.prepare(self._spec)
+                self._renew_step(self._step.jit_compile)
+            elif isinstance(self._step, Step):
+                self._step.noise = self.noise
             self._made = True
             self.model.train_function = self._train_function()
 
@@ -319,13 +332,18 @@ class Runtime:
 
         return StepRunner(self.model, explained, ledger, watch_shapes=self._step.jit_compile and ledger is not None)
 
+    def _renew_step(self, jit_compile: bool) -> None:
+        self._step = self._make_step(jit_compile)
+        if isinstance(self._step, Step):
+            self._step.noise = self.noise
+            if self._spec is not None:
+                self._step.prepare(self._spec)
+
     def _give_up_xla(self, error: BaseException) -> None:
         cause = compilation_cause(error, self.model)
         warn(f"{cause}. The training goes on without XLA. Set jit_compile=False to start without XLA.")
         self.ledger.gave_up_xla(cause)
-        self._step = self._make_step(False)
-        if isinstance(self._step, Step):
-            self._step.prepare(self._spec)
+        self._renew_step(False)
         self.model.jit_compile = False
         self._compiled = compile_config(self.model)
         self.model.test_function = self.model.predict_function = None
@@ -364,6 +382,12 @@ def next_steps(model: keras.Model) -> int:
 def is_trained_by_tfopt(model: keras.Model) -> bool:
     """Returns whether tfopt's step trains a model."""
     return getattr(model, ATTRIBUTE, None) is not None
+
+
+def plan_of(model: keras.Model) -> Plan | None:
+    """Returns the plan that tfopt trains a model under; None if Keras' own step trains it."""
+    found = getattr(model, ATTRIBUTE, None)
+    return None if found is None else found._plan
 
 
 def _as_one_replica_sees(iterator: Any, data_batch: Any) -> Any:

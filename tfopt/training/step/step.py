@@ -45,6 +45,7 @@ from tfopt.training.checkpointing.state import differs_between_replicas
 from tfopt.training.losses import Part, compute_loss, counts_of, parts_in_words, visible_reductions
 from tfopt.training.pipeline_parallel.step import Stages
 from tfopt.training.step.augment import StepAugmentation
+from tfopt.training.step.noise import FIGURES, GradientNoise, without_changes
 
 SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 
@@ -75,6 +76,7 @@ class Step:
         output_losses_as_keras: bool = False,
     ) -> None:
         self.jit_compile = jit_compile
+        self.noise: GradientNoise | None = None  # measures the gradients; set it before the step is traced
         self._augment = augment
         self._output_losses_as_keras = output_losses_as_keras
         self._model = model
@@ -192,6 +194,8 @@ class Step:
             gradients = self._accumulated_gradients(x, y, weight, total)
         if self.is_distributed:
             gradients = _all_reduce(context, gradients)
+        if self.noise is not None:
+            gradients = self._measured(self.noise, gradients, x, y, weight)
         self._update(gradients)
 
     def _accumulated_gradients(self, x: Any, y: Any, weight: Any, total: Any) -> list[Any]:
@@ -206,9 +210,7 @@ class Step:
 
         def add(index: tf.Tensor, *sums: tf.Tensor) -> tuple[Any, ...]:
             begin, end = index * size // count, (index + 1) * size // count
-            part_x, part_y, part_weight = keras.tree.map_structure(
-                lambda value: None if value is None else value[begin:end], (x, y, weight)
-            )
+            part_x, part_y, part_weight = _examples(begin, end, (x, y, weight))
             share = tf.cast(end - begin, "float32") / tf.cast(total, "float32")
             part = Part(share, totals)
             loss, y_pred, gradients = self._forward_backward(part_x, part_y, part_weight, part)
@@ -221,6 +223,7 @@ class Step:
             return index + 1, *added
 
         zeros = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
+        zeros += [] if self.noise is None else [tf.zeros(FIGURES)]
         _, *sums = tf.while_loop(lambda index, *_: index < count, add, (tf.constant(0), *zeros), parallel_iterations=1)
         return [None if place in unused else value for place, value in enumerate(sums)]
 
@@ -248,7 +251,37 @@ class Step:
             # The loss is divided here: each part of the batch counts by its share.
             weighted = loss if part is None else loss * tf.cast(part.share, loss.dtype)
             scaled = model.optimizer.scale_loss(weighted)
-        return loss, y_pred, tape.gradient(scaled, variables)
+        gradients = tape.gradient(scaled, variables)
+        if self.noise is not None and part is not None:  # what is measured is summed as gradients are
+            gradients.append(self.noise.of_part(gradients, part.share, _batch_size(x), model.optimizer))
+        return loss, y_pred, gradients
+
+    def _measured(self, noise: GradientNoise, gradients: list[Any], x: Any, y: Any, weight: Any) -> list[Any]:
+        """Measures the noise of the gradients of a batch, and returns them without the figures of its parts."""
+        of_model = gradients[: len(self._model.trainable_weights)]
+        if noise.halves and _first(x).shape[0] == 1:
+            return of_model
+
+        def of_parts() -> list[Any]:
+            return self._gradients_of_halves(x, y, weight) if noise.halves else gradients
+
+        with tf.control_dependencies([each for each in of_model if each is not None]):  # memory: one pass at a time
+            noise.note(of_parts, self._model.optimizer, _batch_size(x))
+        return of_model
+
+    def _gradients_of_halves(self, x: Any, y: Any, weight: Any) -> list[Any]:
+        """Returns the gradients of a batch, computed from its halves, and their figures. No state changes."""
+        size = _batch_size(x)
+        middle = size // 2
+        with without_changes(self._model):
+            halves = [
+                self._forward_backward_once(
+                    *_examples(begin, end, (x, y, weight)),
+                    Part(tf.cast(end - begin, "float32") / tf.cast(size, "float32")),
+                )[2]
+                for begin, end in ((0, middle), (middle, size))
+            ]
+        return [None if one is None else _dense(one) + _dense(other) for one, other in zip(*halves, strict=True)]
 
     def _apply_gradients(self, gradients: Sequence[Any]) -> None:
         if not self._sparse_gradients:
@@ -310,37 +343,6 @@ class Step:
         self._model.compute_metrics(x, y, y_pred, sample_weight=weight)
 
 
-class KerasStep:
-    """One training or test step of a model as Keras computes it, on every replica of a strategy.
-
-    It is for scripts whose results must stay as they are. `Step` weights every example alike and clips the sum of the
-    gradients. Keras divides the loss by the number of replicas, averages over the examples of each replica, and clips
-    on each replica. Where batches do not divide evenly, or gradients are clipped, the weights differ. So here each
-    replica runs Keras' `train_step`; what is gained is that one call into TensorFlow runs several steps, which Keras
-    cannot do under MirroredStrategy.
-    """
-
-    jit_compile = False  # as Keras under a strategy
-
-    def __init__(self, model: keras.Model) -> None:
-        self._model = model
-        self._strategy = model.distribute_strategy
-
-    def train(self, data: Any) -> Any:
-        """Trains on one batch, distributed or not, and returns the logs."""
-        return self._run(self._model.train_step, data)
-
-    def test(self, data: Any) -> Any:
-        """Evaluates the model on one batch, distributed or not, and returns the logs."""
-        return self._run(self._model.test_step, data)
-
-    def _run(self, step: Callable[[Any], Any], data: Any) -> Any:
-        with without_islands(self.jit_compile):
-            logs = self._strategy.run(step, args=(keras.tree.map_structure(_or_none, data),))
-        of_replicas = self._strategy.experimental_local_results
-        return keras.tree.map_structure(lambda value: tf.reduce_mean(of_replicas(value), axis=0), logs)
-
-
 def without_islands(jit_compile: bool) -> contextlib.AbstractContextManager[None]:
     """Returns a scope for tracing a model, in which Keras' layers make no detours, such as XLA for one convolution.
 
@@ -362,17 +364,22 @@ def _dense(gradient: Any) -> Any:
 
 
 def _unpack(data: Any) -> tuple[Any, Any, Any]:
-    x, y, weight = keras.utils.unpack_x_y_sample_weight(keras.tree.map_structure(_or_none, data))
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(keras.tree.map_structure(or_none, data))
     return x, y, weight
 
 
-def _or_none(item: Any) -> Any:
+def or_none(item: Any) -> Any:
     """Returns None for the Optional by which Keras replaces a missing value, since tf.data has no None."""
     return None if isinstance(item, tf.experimental.Optional) else item
 
 
 def _symbolic(spec: Any) -> Any:
     return None if spec is None else keras.KerasTensor(spec.shape, keras.backend.standardize_dtype(spec.dtype))
+
+
+def _examples(begin: Any, end: Any, batch: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    part: tuple[Any, Any, Any] = keras.tree.map_structure(lambda each: None if each is None else each[begin:end], batch)
+    return part
 
 
 def _kind(x: Any, y: Any, weight: Any) -> tuple[bool, bool]:

@@ -1,0 +1,191 @@
+"""The noise scale that the training step measures, against the exact one, and what measuring it costs.
+
+    python benchmarks/noise_scale.py
+
+Three small models on the digits of scikit-learn. At fixed weights (a learning rate of 0), before and after some epochs
+of training, `tfopt.NoiseScale` measures batches that are drawn with replacement: from micro-batches, and from the
+halves of batches of one part. The exact noise scale is computed from the gradient of each of the examples.
+
+The cost is the time of a step with the callback over that without it, both with their defaults, in turns of a short
+`fit`, with the interval of the median ratio.
+
+Results go to benchmarks/results/noise_scale.json. The run takes ten minutes on two cores.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+import tyro
+from sklearn.datasets import load_digits
+from training_overhead import Timer
+from write_pages import write_pages
+
+import tfopt
+from tfopt.atomic.files import write_text
+from tfopt.hardware import detect
+from tfopt.timing import estimate, in_turns
+
+RESULTS = Path(__file__).parent / "results"
+CLASSES, BATCH, CHUNK = 10, 64, 128
+PARTS = {"micro-batches": 4, "halves": 1}  # the accumulate of each way of measuring
+EVERY = 128  # steps of a timed epoch, in which the halves are measured once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    steps: int = 1500
+    """Number of batches that an estimate averages."""
+    epochs: int = 8
+    """Number of epochs of training before the second estimate."""
+    turns: int = 15
+    """Number of timed turns of each side."""
+    quick: bool = False
+    """Take few steps as a test, not as a measurement."""
+    out: Path = RESULTS / "noise_scale.json"
+    """Path of the results file."""
+
+
+def main(options: Options) -> dict[str, Any]:
+    if options.quick:
+        options = Options(steps=20, epochs=1, turns=2, out=options.out)
+    digits = load_digits()
+    x, y = (digits.images[..., None] / 16).astype("float32"), digits.target
+    results: dict[str, Any] = {
+        "what": f"noise scale of {len(x)} digits, from {options.steps} batches of {BATCH} drawn with replacement",
+        "device": f"{detect().cpu_model}, {detect().logical_cores} cores",
+        "tensorflow": tf.__version__,
+        "models": {},
+    }
+    for name, build in MODELS.items():
+        results["models"][name] = {
+            "parameters": build().count_params(),
+            "estimates": list(estimates(build, x, y, options)),
+            "cost": {way: cost(build, x, y, accumulate, options) for way, accumulate in PARTS.items()},
+        }
+        print(name, results["models"][name], file=sys.stderr, flush=True)
+    errors = [abs(each["error"]) for model in results["models"].values() for each in model["estimates"]]
+    results["largest_error"] = max(errors)
+    options.out.parent.mkdir(exist_ok=True)
+    write_text(options.out, json.dumps(results, indent=2) + "\n")
+    if options.out == Options().out:
+        write_pages()
+    return results
+
+
+def estimates(build: Callable[[], keras.Model], x: np.ndarray, y: np.ndarray, options: Options) -> Any:
+    """Yields the estimates of both ways, before and after training."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(0)
+    model = build()
+    for epochs in (0, options.epochs):
+        model.compile("adam", loss())
+        if epochs:
+            model.fit(x, y, batch_size=BATCH, epochs=epochs, verbose=0)
+        expected = exact(model, x, y)
+        chosen = np.random.default_rng(0).integers(0, len(x), options.steps * BATCH)
+        for way, accumulate in PARTS.items():
+            compiled(model, accumulate, keras.optimizers.SGD(0.0))
+            noise = tfopt.NoiseScale(every=1, momentum=1 - 1e-9)
+            model.fit(batches(x[chosen], y[chosen]), verbose=0, callbacks=[noise])
+            found = noise.report.last
+            yield {
+                "epochs": epochs,
+                "way": way,
+                "exact": expected,
+                **found.to_dict(),
+                "error": None if found.noise_scale is None else found.noise_scale / expected - 1,
+            }
+
+
+def exact(model: keras.Model, x: np.ndarray, y: np.ndarray) -> float:
+    """Returns the noise scale from the gradient of each example."""
+    weights = [each.value for each in model.trainable_weights]
+    total, squares = 0.0, 0.0
+    for begin in range(0, len(x), CHUNK):
+        with tf.GradientTape() as tape:
+            losses = keras.losses.sparse_categorical_crossentropy(
+                y[begin : begin + CHUNK], model(x[begin : begin + CHUNK]), from_logits=True
+            )
+        each = [np.asarray(one, "float64").reshape(len(losses), -1) for one in tape.jacobian(losses, weights)]
+        gradients = np.concatenate(each, 1)
+        total, squares = total + gradients.sum(0), squares + np.sum(gradients**2)
+    mean = np.sum((total / len(x)) ** 2)
+    return float((squares / len(x) - mean) / mean)
+
+
+def cost(
+    build: Callable[[], keras.Model], x: np.ndarray, y: np.ndarray, accumulate: int, options: Options
+) -> dict[str, Any]:
+    """Compares the time of a step with and without the callback."""
+    keras.backend.clear_session()
+    chosen = np.random.default_rng(0).integers(0, len(x), EVERY * BATCH)
+    data = batches(x[chosen], y[chosen]).cache().prefetch(2)
+    sides = []
+    for callbacks in ([tfopt.NoiseScale()], []):
+        model = build()
+        compiled(model, accumulate, "adam")
+        sides.append(partial(turn, model, data, callbacks))
+    for side in sides:
+        side()  # traces
+    measured, plain = in_turns(sides, options.turns)
+    ratio = estimate([one.seconds / other.seconds for one, other in zip(measured, plain, strict=True)])
+    processor = estimate(
+        [one.processor_seconds / other.processor_seconds for one, other in zip(measured, plain, strict=True)]
+    )
+    return {
+        "step_ms": round(float(np.median([each.seconds for each in plain])) / (2 * EVERY) * 1e3, 3),
+        "ratio": round(ratio.median, 4),
+        "interval": [round(ratio.least, 4), round(ratio.most, 4)],
+        "processor_time_ratio": round(processor.median, 4),
+    }
+
+
+def turn(model: keras.Model, data: tf.data.Dataset, callbacks: list[Any]) -> Timer:
+    gc.collect()
+    timer = Timer()
+    model.fit(data, epochs=3, verbose=0, callbacks=[*callbacks, timer])
+    return timer
+
+
+def compiled(model: keras.Model, accumulate: int, optimizer: Any) -> None:
+    config = tfopt.TrainingConfig(
+        precision="float32", strategy="none", global_batch_size=BATCH, accumulate=accumulate, steps_per_execution=16
+    )
+    tfopt.compile(model, tfopt.plan(config), optimizer=optimizer, loss=loss())
+
+
+def loss() -> keras.losses.Loss:
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def batches(x: np.ndarray, y: np.ndarray) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices((x, y)).batch(BATCH)
+
+
+def mlp() -> keras.Model:
+    return tfopt.models.mlp((8, 8, 1), CLASSES, units=(64, 32))
+
+
+def cnn() -> keras.Model:
+    return tfopt.models.simple_cnn((8, 8, 1), CLASSES, filters=(8, 16), kernel_size=3, units=(32,))
+
+
+def transformer() -> keras.Model:
+    return tfopt.models.vit((8, 8, 1), CLASSES, patch_size=2, width=16, depth=2, heads=2, mlp_units=32)
+
+
+MODELS = {"MLP": mlp, "CNN": cnn, "transformer": transformer}
+
+if __name__ == "__main__":
+    print(json.dumps(main(tyro.cli(Options, description=__doc__)), indent=2))

@@ -1,0 +1,52 @@
+"""The knee of a curve of speeds: the smallest batch that is hardly slower than the fastest.
+
+Every turn times each batch size once, so the ratio of two sizes within a turn hardly depends on what else the machine
+does. The interval of these ratios decides: a size is within 5% of the best if the lower end of its interval is.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+from tfopt.timing import Estimate, estimate
+
+SHARE = 0.95
+FEWEST = 6  # turns: the interval of fewer is all of them, and says little
+
+
+def ratios(rates: Mapping[int, Sequence[float]]) -> dict[int, Estimate]:
+    """Returns the speed of each batch size as a share of the fastest one, with its interval.
+
+    Example:
+        >>> ratios({8: [50.0, 55.0], 16: [100.0, 100.0]})[8]
+        Estimate(median=0.525, least=0.5, most=0.55)
+    """
+    best = max(rates, key=lambda size: statistics.median(rates[size]))
+    return {
+        size: estimate([one / other for one, other in zip(found, rates[best], strict=True)])
+        for size, found in rates.items()
+    }
+
+
+def knee(rates: Mapping[int, Sequence[float]]) -> int:
+    """Returns the smallest batch size whose speed is within 5% of the best.
+
+    Example:
+        >>> knee({8: [50.0, 55.0], 16: [97.0, 96.0], 32: [100.0, 100.0]})
+        16
+    """
+    return min(size for size, found in ratios(rates).items() if found.least >= SHARE)
+
+
+def is_decided(rates: Mapping[int, Sequence[float]]) -> bool:
+    """Returns whether more turns would hardly change the knee: no interval of a smaller size holds the 95%.
+
+    Example:
+        >>> is_decided({8: [50.0] * 6, 16: [100.0] * 6}), is_decided({8: [90.0, 99.0] * 3, 16: [100.0] * 6})
+        (True, False)
+    """
+    if len(next(iter(rates.values()))) < FEWEST:
+        return False
+    found, chosen = ratios(rates), knee(rates)
+    return all(each.most < SHARE for size, each in found.items() if size < chosen)

@@ -1,0 +1,85 @@
+"""The speed of the batches that fit: examples per second of powers of two, timed in turns in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from tfopt.report import Record
+from tfopt.timing import estimate
+from tfopt.tuning.knee import knee, ratios
+
+
+@dataclass(frozen=True, kw_only=True)
+class Speed(Record):
+    """The speed of one batch size.
+
+    Attributes:
+        global_batch_size: Number of examples of a step.
+        examples_per_s: Median of the examples in a second.
+        least, most: The interval that holds the median of many more turns.
+        step_ms: Median time of a step.
+        of_best: Lower end of the interval of its ratio to the fastest size, within turns.
+    """
+
+    global_batch_size: int
+    examples_per_s: float
+    least: float
+    most: float
+    step_ms: float
+    of_best: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThroughputReport(Record):
+    """The curve of the speeds, and its knee.
+
+    Attributes:
+        curve: The speed of each batch size, the smallest first.
+        knee: The smallest batch size within 5% of the best.
+        turns: Number of turns of each size.
+    """
+
+    curve: tuple[Speed, ...]
+    knee: int
+    turns: int
+
+    @property
+    def best(self) -> Speed:
+        return max(self.curve, key=lambda each: each.examples_per_s)
+
+
+def sizes_to_time(largest: int) -> list[int]:
+    """Returns the batches on each replica whose speed is measured: powers of two, and the largest that fits.
+
+    Example:
+        >>> sizes_to_time(24), sizes_to_time(18), sizes_to_time(1)
+        ([1, 2, 4, 8, 16, 24], [1, 2, 4, 8, 16], [1])
+    """
+    powers = [2**power for power in range(largest.bit_length())]
+    return powers if largest < 1.25 * powers[-1] else [*powers, largest]
+
+
+def throughput_of(rates: Mapping[int, Sequence[float]]) -> ThroughputReport:
+    """Returns the curve of measured speeds, by the global batch size.
+
+    Example:
+        >>> found = throughput_of({8: [50.0, 55.0], 16: [100.0, 100.0]})
+        >>> found.knee, found.curve[0].step_ms == 1e3 * 8 / 52.5
+        (16, True)
+    """
+    shares = ratios(rates)
+    curve = []
+    for size, found in sorted(rates.items()):
+        speed = estimate(found)
+        curve.append(
+            Speed(
+                global_batch_size=size,
+                examples_per_s=speed.median,
+                least=speed.least,
+                most=speed.most,
+                step_ms=1e3 * size / speed.median,
+                of_best=shares[size].least,
+            )
+        )
+    return ThroughputReport(curve=tuple(curve), knee=knee(rates), turns=len(next(iter(rates.values()))))

@@ -1,0 +1,295 @@
+"""A trial: it trains a workload for some steps in its own process, and returns what was seen.
+
+Either it trains one batch size as the whole training would, for its memory: on the largest shapes, with a validation
+pass and a checkpoint. Or it times several batch sizes in turns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+from rich.console import Console
+
+import tfopt.models.layers  # a file may name the classes that these register
+import tfopt.models.text.attention
+import tfopt.quantization.aware_training.layers
+import tfopt.tasks.keras_metrics
+import tfopt.tasks.label_smoothing  # noqa: F401
+from tfopt.data import Examples, epoch_steps
+from tfopt.data.files.tfrecord import tfrecord
+from tfopt.profiling.cost import training_memory
+from tfopt.recipe import Recipe, with_changes
+from tfopt.report import Record
+from tfopt.runner.work import begin, place_augmentation
+from tfopt.timing import in_turns
+from tfopt.training import compile as compile_model
+from tfopt.training import plan
+from tfopt.training.step.runtime import is_trained_by_tfopt
+from tfopt.tuning.knee import is_decided
+from tfopt.tuning.limit import Used, kept, of_json
+from tfopt.tuning.workload import DATA, MODEL, RECIPE, Workload, largest_example, only_largest
+
+STEPS = 3  # of an epoch of a trial for its memory; there are two epochs, with a checkpoint between them
+VALIDATED = 2  # batches
+MOST_STEPS = 1000  # of a window
+ESTIMATED = (1, 65)  # examples on a replica
+INPUTS_AT_ONCE = 3  # batches that the pipeline holds: two in advance, and the one of the step
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial(Record):
+    """What a trial does.
+
+    Attributes:
+        sizes: Numbers of examples on each replica.
+        whole: Whether to train the one size as the whole training does, for its memory.
+        window_s: Seconds of steps in each turn of a size.
+        turns: Largest number of turns.
+        limit_s: Seconds after which no turn begins.
+        decides: Whether fewer turns are taken where they suffice to tell the sizes apart.
+        settings: Settings that the recipe is changed by, as nested tables.
+        estimates: Whether to estimate the memory of a step too.
+    """
+
+    sizes: Sequence[int]
+    whole: bool = False
+    window_s: float = 0.5
+    turns: int = 1
+    limit_s: float = math.inf
+    decides: bool = True
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    estimates: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """A compiled model, and the arguments of its fit for any batch size.
+
+    Attributes:
+        model: The model.
+        fit: Its fit.
+        data: Returns the arguments for so many examples in a step, and so many steps in an epoch.
+        validation: Returns those of a validation pass with so many examples in a batch.
+        replicas: Number of replicas.
+        inputs: The inputs of one example with the largest shapes; None if they are unknown.
+    """
+
+    model: keras.Model
+    fit: Callable[..., keras.callbacks.History]
+    data: Callable[[int, int], dict[str, Any]]
+    validation: Callable[[int], dict[str, Any]]
+    replicas: int
+    inputs: Any = None
+
+
+def train(
+    workload: dict[str, Any], trial: dict[str, Any], limit: dict[str, Any] | None, directory: str
+) -> dict[str, Any]:
+    """Trains a recipe or a model, and returns what was seen.
+
+    Args:
+        workload, trial, limit: The fields of a Workload, a Trial and a Limit.
+        directory: Directory of the trial.
+    Returns: The number of replicas, what was seen of each size, the peak of the memory and what it was before the first
+        step, and the number of the example with the largest shapes.
+    """
+    what, asked = Workload(**workload), Trial(**trial)
+    if what.devices > 1:
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * what.devices)
+    with kept(of_json(limit), Path(directory)) as used, contextlib.ExitStack() as scopes:
+        recipe = with_changes(Recipe.from_toml(Path(what.folder, RECIPE), allow_code=True), asked.settings)
+        recipe = replace(recipe, training=replace(recipe.training, stop_on_nan=False))
+        keras.utils.set_random_seed(recipe.training.seed)
+        if what.kind == "recipe":
+            examples = recipe.data.load()
+            largest = largest_example(examples) if asked.whole and what.largest is None else what.largest
+            if asked.whole:
+                examples = only_largest(examples, largest)
+            training = _of_recipe(recipe, examples, scopes)
+        else:
+            examples, largest = tfrecord(directory=Path(what.folder, DATA)), what.largest
+            if asked.whole:
+                examples = only_largest(examples, largest)
+            training = _of_model(what, recipe, examples)
+        return {**measured(training, asked, used, Path(directory)), "largest": largest}
+
+
+def _of_recipe(recipe: Recipe, examples: Examples, scopes: contextlib.ExitStack) -> Training:
+    training = recipe.training
+    steps = epoch_steps(
+        examples,
+        training.global_batch_size,
+        steps_per_epoch=training.steps_per_epoch,
+        drop_remainder=training.drop_remainder,
+        buckets=len(recipe.data.bucket_boundaries),
+    )
+    recipe = replace(recipe, training=replace(training, steps_per_epoch=steps))  # the data repeats
+    decided = plan(recipe)
+    augmentation, places = place_augmentation(recipe, examples, decided)
+    work = begin(recipe, decided, examples, augmentation, places, Console(quiet=True))
+    scopes.enter_context(work.taught(True))
+    own = work.compile("train", training.epochs, training.learning_rate, from_scratch=True)
+
+    @cache
+    def batches(size: int, training: bool) -> Any:
+        return work.batches(replace(own, config=replace(own.config, global_batch_size=size)), training=training)
+
+    return Training(
+        model=work.model,
+        fit=work.model.fit,
+        data=lambda size, steps: {"x": batches(size, True), "steps_per_epoch": steps, "shuffle": False},
+        validation=lambda size: {"validation_data": batches(size, False), "validation_steps": VALIDATED},
+        replicas=own.replicas,
+        inputs=next(iter(examples.batches("train", 1)))[0],
+    )
+
+
+def _of_model(workload: Workload, recipe: Recipe, examples: Examples) -> Training:
+    decided = plan(replace(recipe.training, steps_per_epoch=1))  # the data repeats
+    with decided.scope():
+        model = keras.saving.load_model(Path(workload.folder, MODEL))
+    if not workload.keras_step:
+        compiled = keras.saving.deserialize_keras_object(model.get_compile_config())
+        given = {name: value for name, value in compiled.items() if value is not None}
+        given = {name: given[name] for name in ("loss", "loss_weights", "metrics", "weighted_metrics") if name in given}
+        compile_model(model, decided, optimizer=model.optimizer, **given)
+
+    @cache
+    def batches(size: int, training: bool) -> Any:
+        sized = replace(decided, config=replace(decided.config, global_batch_size=size))
+        return sized.pipeline(examples, training=training)
+
+    return Training(
+        model=model,
+        fit=model.fit,
+        data=lambda size, steps: {"x": batches(size, True), "steps_per_epoch": steps, "shuffle": False},
+        validation=lambda size: {"validation_data": batches(size, False), "validation_steps": VALIDATED},
+        replicas=decided.replicas,
+        inputs=next(iter(examples.batches("train", 1)))[0],
+    )
+
+
+def measured(training: Training, trial: Trial, used: Used, directory: Path) -> dict[str, Any]:
+    """Returns what was seen of a training; see `train`."""
+    before = used.peak()
+    seen = _whole(training, trial.sizes[0], directory) if trial.whole else _in_turns(training, trial)
+    peak = used.peak()
+    estimates: dict[Any, Any] = {}
+    if trial.estimates:
+        try:
+            estimates = {size: estimated_bytes(training, size) for size in ESTIMATED}
+        except Exception as error:  # noqa: BLE001 - a model that cannot be traced so still trains
+            estimates = {"unavailable": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+    return {
+        "replicas": training.replicas,
+        "seen": seen,
+        "peak_bytes": peak,
+        "bytes_before": before,
+        "estimates": estimates,
+    }
+
+
+def _whole(training: Training, size: int, directory: Path) -> list[dict[str, Any]]:
+    examples = size * training.replicas
+    history = training.fit(
+        **training.data(examples, STEPS),
+        **training.validation(examples),
+        epochs=2,
+        verbose=0,
+        callbacks=[_Checkpoint(directory)],
+    )
+    return [{"size": size, "losses": history.history.get("loss", [])}]
+
+
+def _in_turns(training: Training, trial: Trial) -> list[dict[str, Any]]:
+    losses: dict[int, list[float]] = {size: [] for size in trial.sizes}
+    end = time.perf_counter() + trial.limit_s
+
+    def steps_s(size: int, steps: int, epochs: int) -> list[float]:
+        """Returns the seconds of a step in each epoch."""
+        timer = _Epochs(steps)
+        history = training.fit(
+            **training.data(size * training.replicas, steps), epochs=epochs, verbose=0, callbacks=[timer]
+        )
+        losses[size] += history.history.get("loss", [])
+        return [seconds / timer.steps for seconds in timer.seconds]
+
+    def steps_of(size: int) -> int:
+        """Returns the steps of half a window: whole calls into TensorFlow where several fit."""
+        at_once = int(training.model.steps_per_execution or 1)
+        fewest = 1 if is_trained_by_tfopt(training.model) else at_once  # Keras' own function always runs as many
+        steps_s(size, fewest, 1)  # traces
+        step_s = min(steps_s(size, fewest, 3)[1:])
+        if fewest < at_once and at_once * step_s < trial.window_s:
+            step_s = min(steps_s(size, at_once, 3)[1:])
+        steps = min(max(math.ceil(trial.window_s / 2 / step_s), fewest), MOST_STEPS)
+        return steps if steps < at_once else math.ceil(steps / at_once) * at_once
+
+    def rate(size: int, steps: int) -> float:
+        seconds = steps_s(size, steps, 3)[1:]  # in the first, the pipeline starts
+        return size * training.replicas / statistics.fmean(seconds)
+
+    def is_enough(turns: Sequence[Sequence[float]]) -> bool:
+        rates = dict(zip(trial.sizes, zip(*turns, strict=True), strict=True))
+        return time.perf_counter() > end or (trial.decides and is_decided(rates))
+
+    sides = [partial(rate, size, steps_of(size)) for size in trial.sizes]
+    rates = in_turns(sides, trial.turns, is_enough)
+    return [
+        {"size": size, "examples_per_s": found, "losses": losses[size]}
+        for size, found in zip(trial.sizes, rates, strict=True)
+    ]
+
+
+def estimated_bytes(training: Training, size: int) -> int:
+    """Returns the estimated memory of a step on all replicas, with the batches that wait for it."""
+    specs = keras.tree.map_structure(
+        lambda value: tf.TensorSpec([size, *value.shape[1:]], value.dtype), training.inputs
+    )
+    found = training_memory(training.model, size, optimizer=training.model.optimizer, inputs=specs)
+    return training.replicas * (found.total_bytes + (INPUTS_AT_ONCE - 1) * found.input_bytes)
+
+
+class _Epochs(keras.callbacks.Callback):
+    """Times the epochs. It has no method for batches, for which Keras would wait for the results of each."""
+
+    def __init__(self, steps: int) -> None:
+        super().__init__()
+        self.seconds: list[float] = []
+        self.steps = steps
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.steps = self.params.get("steps") or self.steps  # arrays may have fewer than are asked for
+        self._start = time.perf_counter()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.seconds.append(time.perf_counter() - self._start)
+
+
+class _Checkpoint(keras.callbacks.Callback):
+    """Saves the model after the first epoch, and removes the file."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self._directory = directory
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if epoch:
+            return
+        with tempfile.TemporaryDirectory(dir=self._directory) as folder:
+            try:
+                self.model.save(Path(folder, "checkpoint.keras"))
+            except (ValueError, TypeError, NotImplementedError):  # a subclass without a configuration
+                self.model.save_weights(Path(folder, "checkpoint.weights.h5"))
