@@ -14,9 +14,10 @@ from importlib.metadata import version
 
 from tfopt.cli.artifacts import export_command, inspect_command, publish_command, report_command, verify_command
 from tfopt.cli.bench import bench_command
-from tfopt.cli.commands import devices_command, init_command, run_command
+from tfopt.cli.commands import init_command, run_command
 from tfopt.cli.compress import compress_command
 from tfopt.cli.data import data_command
+from tfopt.cli.devices import devices_command
 from tfopt.cli.exit_codes import BROKEN_PIPE, SUCCESS, WRONG_USE, report_error
 from tfopt.cli.lists import models_command, recipes_command
 from tfopt.cli.preparation import FLAG, code_of_files_allowed

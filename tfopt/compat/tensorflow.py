@@ -88,12 +88,19 @@ def op_definition(op: str) -> Any:
     return find_op()(op)
 
 
-@functools.cache  # asked for each node of a function
-def has_cpu_kernel(op: str) -> bool:
-    """Returns whether an operation runs on a CPU without XLA: `get_registered_kernels_for_op`; none is public."""
+@functools.cache  # asked for each node of a graph
+def kernels_of(op: str) -> tuple[Any, ...]:
+    """Returns the KernelDefs of an operation for all devices: `get_registered_kernels_for_op`; none is public.
+
+    TensorFlow's package for Linux holds the kernels for GPUs, so a machine without a GPU lists them too.
+    """
     module = "tensorflow.python.framework.kernels"
-    kernels = imported(module, "get_registered_kernels_for_op", takes=("name",))(op).kernel
-    return any(kernel.device_type in ("CPU", "DEFAULT") for kernel in kernels)
+    return tuple(imported(module, "get_registered_kernels_for_op", takes=("name",))(op).kernel)
+
+
+def has_cpu_kernel(op: str) -> bool:
+    """Returns whether an operation runs on a CPU without XLA."""
+    return any(kernel.device_type in ("CPU", "DEFAULT") for kernel in kernels_of(op))
 
 
 def converter_error() -> type[Exception]:

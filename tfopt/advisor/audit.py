@@ -1,0 +1,240 @@
+"""What can be known of a training step, or of an artifact, on a GPU that is not at hand.
+
+The graph is traced from shapes alone; nothing runs. Each of its operations is looked up in TensorFlow's registry of
+kernels, XLA is asked whether it lowers the step for a GPU, and the estimates of memory and the figures of the card's
+datasheet say the rest. Not known without a card are times, the memory that XLA and cuDNN take beyond the tensors, and
+faults of drivers and kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfopt.advisor.advise import RESERVED_BYTES, machine_with
+from tfopt.advisor.recipe_step import batch_specs, compiled_model, first_batch, plan_on
+from tfopt.advisor.shapes import Shape, zeros_like
+from tfopt.atomic.directories import MARK
+from tfopt.compat.recurrent import as_on_a_gpu
+from tfopt.data import Examples
+from tfopt.errors import ConfigError
+from tfopt.exporting.manifest import read_manifest
+from tfopt.graph.source import saved_model_function
+from tfopt.hardware import GPU_CARDS, Hardware, detect
+from tfopt.hardware.gpus import card_name
+from tfopt.hardware.machine_code import machine_code
+from tfopt.profiling.audit import placements, tensor_core_share, why_not_lowered
+from tfopt.profiling.cost import kernels
+from tfopt.profiling.cost.memory import step_bytes
+from tfopt.profiling.cost.training import train_function
+from tfopt.profiling.tensor_cores import tensor_core_alignment
+from tfopt.recipe import Recipe
+from tfopt.recipes import find_recipe
+from tfopt.report import Audit, OpWithoutKernel, Skip
+from tfopt.runner.work import place_augmentation
+from tfopt.training import Plan
+from tfopt.training.xla import compilation_cause, layer_of, xla_blockers
+
+DEFAULT_CARD = "A100 SXM4 80GB"
+FULL = "full"
+OPEN = 128  # what an open size of an artifact's inputs counts as; the batch is one example
+
+
+def audit(
+    subject: Recipe | keras.Model | str | Path,
+    batch: Any = None,
+    *,
+    card: str | None = None,
+    form: str | None = FULL,
+    input_shape: Sequence[int] | None = None,
+    outputs: int | None = None,
+    trusted: bool = False,
+) -> Audit:
+    """Says what is known of a training step, or of an artifact, on a GPU, without one.
+
+    Args:
+        subject: A recipe, its name or file, of which the training step is traced; a compiled Keras model; or the
+            directory of a SavedModel, of which the serving function is looked at.
+        batch: For a model, a batch as `fit` trains on it, of arrays or `tf.TensorSpec`: (x, y) or (x, y,
+            sample_weight).
+        card: A GPU of tfopt.hardware.GPU_CARDS, as NVML names it or in short (H100, A100-80GB). None takes the GPU of
+            this machine or, without one, the A100 with 80 GB.
+        form: Form of the recipe; None is the recipe as it stands, and "full" also, where it has no such form.
+        input_shape, outputs: Shape of one example and number of outputs, for a recipe whose examples are not known.
+        trusted: Whether an artifact may touch files and the network.
+    Raises:
+        ConfigError: The card is unknown, or the shapes of the examples are.
+        UnsupportedModelError: The model is not compiled, or the artifact is unsafe.
+        ArtifactError: The directory holds no SavedModel.
+    Example:
+        >>> model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
+        >>> model.compile("sgd", "mse")
+        >>> found = audit(model, (tf.TensorSpec((16, 8)), tf.TensorSpec((16, 8))), card="L4")
+        >>> found.problems, found.lowers, found.machine_code
+        ([], True, 'native')
+    """
+    name = card_name(card) if card is not None else default_card(detect())
+    if isinstance(subject, keras.Model):
+        if batch is None:
+            raise ConfigError(
+                "A batch must be given with a model. Received: batch=None. Pass (x, y), of arrays or of tf.TensorSpec."
+            )
+        blockers = xla_blockers(subject)
+        return _step(subject, batch, name, name=subject.name, jit_compile=not blockers, blockers=blockers)
+    if isinstance(subject, str | Path) and Path(subject).is_dir():
+        return _artifact(Path(subject), name, trusted)
+    recipe = find_recipe(subject)
+    if form is not None and (form != FULL or FULL in recipe.forms):
+        recipe = recipe.quick() if form == "quick" else recipe.form(form)
+    if (input_shape is None) != (outputs is None):
+        raise ConfigError(
+            "input_shape and outputs must be given together. Received: "
+            f"input_shape={input_shape}, outputs={outputs}. Give both, or none."
+        )
+    shape = None if input_shape is None or outputs is None else Shape(tuple(input_shape), outputs)
+    return _recipe(recipe, zeros_like(recipe, shape), name)
+
+
+def default_card(hardware: Hardware) -> str:
+    """Returns the name of the GPU of a machine, or of the one that audits take without one."""
+    return card_name(hardware.gpus[0].name) if hardware.gpus else DEFAULT_CARD
+
+
+def _recipe(recipe: Recipe, examples: Examples, card: str) -> Audit:
+    decided = plan_on(recipe, machine_with(card, GPU_CARDS[card]))
+    model = compiled_model(recipe, examples, decided)
+    blockers = xla_blockers(model) if decided.jit_compile else []
+    return _step(
+        model,
+        batch_specs(recipe, first_batch(recipe, examples)),
+        card,
+        name=recipe.name,
+        jit_compile=decided.jit_compile and not blockers,
+        blockers=blockers,
+        others=_augmentation_graphs(recipe, examples, decided),
+    )
+
+
+def _augmentation_graphs(recipe: Recipe, examples: Examples, decided: Plan) -> list[Any]:
+    """Returns the graph of an augmentation in the training step, which runs before what XLA compiles."""
+    augmentation, decisions = place_augmentation(recipe, examples, decided)
+    if augmentation is None or decisions[0].value != "device":
+        return []
+    size = recipe.training.global_batch_size
+    specs = tf.nest.map_structure(lambda spec: tf.TensorSpec([size, *spec.shape], spec.dtype), examples.element_spec)
+    changed = tf.function(lambda example, seed: augmentation(example, seed), autograph=False)
+    return [changed.get_concrete_function(specs, tf.TensorSpec((2,), tf.int64)).graph]
+
+
+def _step(
+    model: keras.Model,
+    batch: Any,
+    card: str,
+    *,
+    name: str,
+    jit_compile: bool,
+    blockers: Sequence[Skip],
+    others: Sequence[Any] = (),
+) -> Audit:
+    figures, unavailable = GPU_CARDS[card], dict[str, str]()
+    function, specs, examples = train_function(model, batch, jit_compile=jit_compile)
+    with as_on_a_gpu():
+        graph = function.get_concrete_function(*specs).graph
+        error = why_not_lowered(function, *specs) if jit_compile else None
+    if error is not None:
+        unavailable["lowers"] = compilation_cause(error, model)
+    elif not jit_compile:
+        reasons = "; ".join(f"{each.name}: {each.reason}" for each in blockers)
+        unavailable["lowers"] = f"XLA is off: {reasons}" if reasons else "XLA is off"
+    found = placements(graph, *others)
+    share, slow = tensor_core_share(kernels(graph, fused=False), figures)
+    if share is None:
+        unavailable["tensor_core_share"] = "the step has no matrix product of known size"
+    alignment = tensor_core_alignment(model)
+    code = machine_code(figures.compute_capability)
+    return Audit(
+        name=name,
+        subject="training step",
+        batch_size=examples,
+        card=card,
+        precision=model.dtype_policy.name,
+        jit_compile=jit_compile,
+        operations=found.operations,
+        on_host=[_with_layers(each, model) for each in found.on_host],
+        not_in_xla=[_with_layers(each, model) for each in found.not_in_xla],
+        lowers=error is None if jit_compile else None,
+        memory_bytes=step_bytes(graph, model, specs) + RESERVED_BYTES,
+        card_memory_bytes=figures.memory_bytes,
+        tensor_core_share=share,
+        not_in_tensor_cores=slow,
+        misaligned=[str(row) for row in alignment.rows if not row.is_output],
+        machine_code=code.kind,
+        machine_code_detail=code.detail,
+        unavailable=unavailable,
+    )
+
+
+def _with_layers(found: OpWithoutKernel, model: keras.Model) -> OpWithoutKernel:
+    """Returns a record with the layers that its operations are in, or the scopes of those outside of layers."""
+    places = []
+    for path in found.places:
+        layer = layer_of(path, model)
+        places.append(layer[0] if layer else _scope(path))
+    return replace(found, places=list(dict.fromkeys(places)))
+
+
+def _scope(path: str) -> str:
+    return path.rpartition("/")[0] or path
+
+
+def _artifact(directory: Path, card: str, trusted: bool) -> Audit:
+    function = saved_model_function(directory, "serving_default", trusted)
+    inputs = [each for each in tf.nest.flatten(function.structured_input_signature) if isinstance(each, tf.TensorSpec)]
+    specs = {each.name: tf.TensorSpec(_filled(each.shape), each.dtype) for each in inputs}
+    compiled = tf.function(lambda given: function(**given), autograph=False, jit_compile=True)
+    error = why_not_lowered(compiled, specs)
+    found, figures = placements(function.graph), GPU_CARDS[card]
+    of_artifact = "depends on the batch, and is not estimated for artifacts"
+    unavailable = {"memory_bytes": of_artifact, "tensor_core_share": "is counted for models"}
+    if error is not None:
+        unavailable["lowers"] = _first_line(error)
+    code = machine_code(figures.compute_capability)
+    named = [replace(each, places=list(dict.fromkeys(map(_scope, each.places)))) for each in found.on_host]
+    in_xla = [replace(each, places=list(dict.fromkeys(map(_scope, each.places)))) for each in found.not_in_xla]
+    return Audit(
+        name=str(directory),
+        subject="serving function",
+        batch_size=None,
+        card=card,
+        precision=_precision(directory),
+        jit_compile=False,
+        operations=found.operations,
+        on_host=named,
+        not_in_xla=in_xla,
+        lowers=error is None,
+        card_memory_bytes=figures.memory_bytes,
+        machine_code=code.kind,
+        machine_code_detail=code.detail,
+        unavailable=unavailable,
+    )
+
+
+def _precision(directory: Path) -> str:
+    """Returns the precision in the manifest of an artifact of tfopt."""
+    return read_manifest(directory).precision if (directory / MARK).is_file() else "unknown"
+
+
+def _filled(shape: Any) -> list[int]:
+    """Returns a shape with a batch of one example, and a size for what else is open."""
+    if shape.rank is None:
+        return []
+    return [1 if place == 0 and size is None else OPEN if size is None else size for place, size in enumerate(shape)]
+
+
+def _first_line(error: Exception) -> str:
+    return next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
