@@ -8,7 +8,8 @@ faults of drivers and kernels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from tfopt.advisor.advise import RESERVED_BYTES, machine_with
 from tfopt.advisor.recipe_step import batch_specs, compiled_model, first_batch, plan_on
 from tfopt.advisor.shapes import Shape, zeros_like
 from tfopt.atomic.directories import MARK
+from tfopt.compat.layers import layers_inside
 from tfopt.compat.recurrent import as_on_a_gpu
 from tfopt.data import Examples
 from tfopt.errors import ConfigError
@@ -28,14 +30,14 @@ from tfopt.graph.source import saved_model_function
 from tfopt.hardware import GPU_CARDS, Hardware, detect
 from tfopt.hardware.gpus import card_name
 from tfopt.hardware.machine_code import machine_code
-from tfopt.profiling.audit import placements, tensor_core_share, why_not_lowered
+from tfopt.profiling.audit import gradients_of_values, placements, tensor_core_share, why_not_lowered
 from tfopt.profiling.cost import kernels
 from tfopt.profiling.cost.memory import step_bytes
-from tfopt.profiling.cost.training import train_function
+from tfopt.profiling.cost.training import train_graph
 from tfopt.profiling.tensor_cores import tensor_core_alignment
 from tfopt.recipe import Recipe
 from tfopt.recipes import find_recipe
-from tfopt.report import Audit, OpWithoutKernel, Skip
+from tfopt.report import Audit, OpWithoutKernel
 from tfopt.runner.work import place_augmentation
 from tfopt.training import Plan
 from tfopt.training.xla import compilation_cause, layer_of, xla_blockers
@@ -84,8 +86,7 @@ def audit(
             raise ConfigError(
                 "A batch must be given with a model. Received: batch=None. Pass (x, y), of arrays or of tf.TensorSpec."
             )
-        blockers = xla_blockers(subject)
-        return _step(subject, batch, name, name=subject.name, jit_compile=not blockers, blockers=blockers)
+        return _step(subject, batch, name, name=subject.name, jit_compile=True)
     if isinstance(subject, str | Path) and Path(subject).is_dir():
         return _artifact(Path(subject), name, trusted)
     recipe = find_recipe(subject)
@@ -107,17 +108,11 @@ def default_card(hardware: Hardware) -> str:
 
 def _recipe(recipe: Recipe, examples: Examples, card: str) -> Audit:
     decided = plan_on(recipe, machine_with(card, GPU_CARDS[card]))
-    model = compiled_model(recipe, examples, decided)
-    blockers = xla_blockers(model) if decided.jit_compile else []
-    return _step(
-        model,
-        batch_specs(recipe, first_batch(recipe, examples)),
-        card,
-        name=recipe.name,
-        jit_compile=decided.jit_compile and not blockers,
-        blockers=blockers,
-        others=_augmentation_graphs(recipe, examples, decided),
-    )
+    with as_on_a_gpu():
+        model = compiled_model(recipe, examples, decided)
+    specs = batch_specs(recipe, first_batch(recipe, examples))
+    others = _augmentation_graphs(recipe, examples, decided)
+    return _step(model, specs, card, name=recipe.name, jit_compile=decided.jit_compile, others=others)
 
 
 def _augmentation_graphs(recipe: Recipe, examples: Examples, decided: Plan) -> list[Any]:
@@ -132,25 +127,24 @@ def _augmentation_graphs(recipe: Recipe, examples: Examples, decided: Plan) -> l
 
 
 def _step(
-    model: keras.Model,
-    batch: Any,
-    card: str,
-    *,
-    name: str,
-    jit_compile: bool,
-    blockers: Sequence[Skip],
-    others: Sequence[Any] = (),
+    model: keras.Model, batch: Any, card: str, *, name: str, jit_compile: bool, others: Sequence[Any] = ()
 ) -> Audit:
-    figures, unavailable = GPU_CARDS[card], dict[str, str]()
-    function, specs, examples = train_function(model, batch, jit_compile=jit_compile)
-    with as_on_a_gpu():
-        graph = function.get_concrete_function(*specs).graph
-        error = why_not_lowered(function, *specs) if jit_compile else None
+    """Audits a compiled model's step, and the other graphs that run with it, on a GPU of the table."""
+    figures, unavailable, error = GPU_CARDS[card], dict[str, str](), None
+    with as_on_a_gpu(), _supports_jit_kept(model):
+        graph, examples = train_graph(model, batch)
+        blockers = xla_blockers(model)  # Keras may find out in the trace
+        uses_xla = jit_compile and not blockers
+        can_ask = uses_xla and type(model).train_step is keras.Model.train_step
+        if can_ask:
+            function, specs = gradients_of_values(model, _specs(batch))
+            error = why_not_lowered(function, *specs)
     if error is not None:
         unavailable["lowers"] = compilation_cause(error, model)
-    elif not jit_compile:
-        reasons = "; ".join(f"{each.name}: {each.reason}" for each in blockers)
-        unavailable["lowers"] = f"XLA is off: {reasons}" if reasons else "XLA is off"
+    elif uses_xla and not can_ask:
+        unavailable["lowers"] = f"{type(model).__name__} has its own train_step"
+    elif not uses_xla:
+        unavailable["lowers"] = f"XLA is off: {blockers[0].name}: {blockers[0].reason}" if blockers else "XLA is off"
     found = placements(graph, *others)
     share, slow = tensor_core_share(kernels(graph, fused=False), figures)
     if share is None:
@@ -163,12 +157,12 @@ def _step(
         batch_size=examples,
         card=card,
         precision=model.dtype_policy.name,
-        jit_compile=jit_compile,
+        jit_compile=uses_xla,
         operations=found.operations,
         on_host=[_with_layers(each, model) for each in found.on_host],
         not_in_xla=[_with_layers(each, model) for each in found.not_in_xla],
-        lowers=error is None if jit_compile else None,
-        memory_bytes=step_bytes(graph, model, specs) + RESERVED_BYTES,
+        lowers=error is None if can_ask else None,
+        memory_bytes=step_bytes(graph, model, _specs(batch)) + RESERVED_BYTES,
         card_memory_bytes=figures.memory_bytes,
         tensor_core_share=share,
         not_in_tensor_cores=slow,
@@ -177,6 +171,30 @@ def _step(
         machine_code_detail=code.detail,
         unavailable=unavailable,
     )
+
+
+@contextlib.contextmanager
+def _supports_jit_kept(model: keras.Model) -> Iterator[None]:
+    """Lets layers that Keras finds unfit for XLA on a GPU be as before in the end."""
+    before = [(layer, layer.supports_jit) for layer in layers_inside(model)]
+    try:
+        yield
+    finally:
+        for layer, supports in before:
+            layer.supports_jit = supports
+
+
+def _specs(batch: Any) -> Any:
+    """Returns the specs of a batch, in the order (x, y, sample_weight). `fit` makes arrays in float64 float32."""
+
+    def spec(value: Any) -> Any:
+        if value is None or isinstance(value, tf.TensorSpec):
+            return value
+        dtype = tf.as_dtype(value.dtype)
+        wide = dtype == tf.float64 and not tf.is_tensor(value)
+        return tf.TensorSpec(value.shape, keras.config.floatx() if wide else dtype)
+
+    return keras.tree.map_structure(spec, tuple(batch) if isinstance(batch, list) else batch)
 
 
 def _with_layers(found: OpWithoutKernel, model: keras.Model) -> OpWithoutKernel:

@@ -39,7 +39,7 @@ usage: tfopt COMMAND [OPTIONS]
   recipes [NAME]       list the recipes, or show one; recipes diff A B lists the settings in which two differ
   init DIR             write a script and a TOML file to start a project of your own
   models [NAME]        list the model builders and published models, or build one and count its cost
-  devices              show the processor, the memory and the GPUs of this machine
+  devices              show this machine's processor, memory and GPUs; --advise and --audit tell of others
   compress MODEL OUT   search for smaller and faster artifacts of a model within a budget
   export IN OUT        write a model (.keras or SavedModel) as a SavedModel: float32, int8, ...
   verify DIR           measure an exported artifact in a fresh process

@@ -92,10 +92,18 @@ def op_definition(op: str) -> Any:
 def kernels_of(op: str) -> tuple[Any, ...]:
     """Returns the KernelDefs of an operation for all devices: `get_registered_kernels_for_op`; none is public.
 
-    TensorFlow's package for Linux holds the kernels for GPUs, so a machine without a GPU lists them too.
+    TensorFlow's package for Linux holds the kernels for GPUs, so a machine without a GPU lists them too. Those of XLA
+    are registered when XLA first compiles.
     """
     module = "tensorflow.python.framework.kernels"
     return tuple(imported(module, "get_registered_kernels_for_op", takes=("name",))(op).kernel)
+
+
+@functools.cache
+def register_xla_kernels() -> None:
+    """Lets XLA compile something, for `kernels_of`."""
+    tf.function(lambda: tf.constant(1) + 1, jit_compile=True).experimental_get_compiler_ir()(stage="hlo")
+    kernels_of.cache_clear()
 
 
 def has_cpu_kernel(op: str) -> bool:

@@ -23,6 +23,7 @@ class OpWithoutKernel(Record):
     dtypes: Sequence[str] = ()  # the types of its attributes
     count: int  # number of operations of this kind and these types in the graph
     places: Sequence[str]  # the layers with these operations, or their names
+    harmless: str = ""  # why it costs a step next to nothing on the host; empty if it costs something
 
     def __str__(self) -> str:
         types = f" of {', '.join(self.dtypes)}" if self.dtypes else ""
@@ -95,7 +96,7 @@ class Audit(Record, Shown):
     @property
     def problems(self) -> list[str]:
         """What is wanting, in words; empty if nothing is."""
-        found = [f"on the host: {each}" for each in self.on_host]
+        found = [f"on the host: {each}" for each in self.on_host if not each.harmless]
         if self.lowers is False and self.jit_compile:
             found.append(self.unavailable.get("lowers", "XLA does not lower the step for a GPU"))
         if self.fits is False and self.memory_bytes is not None:
@@ -140,6 +141,7 @@ class Audit(Record, Shown):
     def _sheet(self) -> Sheet:
         of = "" if self.batch_size is None else f" of {self.batch_size} examples"
         notes = [("note", f"no multiple of a tile of tensor cores: {each}") for each in self.misaligned]
+        notes += [("note", f"on the host: {each}: {each.harmless}") for each in self.on_host if each.harmless]
         notes += [("note", f"XLA has no kernel for {each}") for each in self.not_in_xla if not self.lowers]
         return Sheet(
             title=f"{self.name}: {self.subject}{of} on {self.card}",

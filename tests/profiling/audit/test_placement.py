@@ -1,13 +1,12 @@
 """The operations without a kernel for GPUs, against the registry read in another way and against a look by hand."""
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.python.framework import kernels as registry
 
 from tfopt.compat.recurrent import as_on_a_gpu
-from tfopt.profiling.audit import placements, why_not_lowered
+from tfopt.profiling.audit import placements
 from tfopt.profiling.cost.training import train_graph
 
 
@@ -81,7 +80,7 @@ def embedding():
 
 def unique_in_a_branch():
     def branch(x):
-        return tf.cond(x[0] > 0, lambda: tf.unique(x)[0], lambda: 2 * x)
+        return tf.cond(x[0] > 0, lambda: tf.raw_ops.UniqueV2(x=x, axis=[0])[0], lambda: 2 * x)
 
     return graph_of(branch, tf.TensorSpec((6,), tf.int64))
 
@@ -93,3 +92,74 @@ GRAPHS = {
         *(embedding, unique_in_a_branch),
     )
 }
+
+# Looked up by hand in TensorFlow 2.21: cuDNN has the LSTM, but not with recurrent dropout, which Keras computes in a
+# loop of operations that all have kernels; there is a convolution of float64; NonMaxSuppressionV3 has a kernel and
+# CombinedNonMaxSuppression none; Unique has one, and UniqueV2 none.
+BY_HAND = {
+    "recurrent_dropout": [],
+    "lstm": [],
+    "words": ["StringLength", "StringLower"],
+    "in_numpy": ["PyFunc"],
+    "float64_convolution": [],
+    "suppression": [],
+    "combined_suppression": ["CombinedNonMaxSuppression"],
+    "ragged": ["RaggedTensorToTensor"],
+    "embedding": [],
+    "unique_in_a_branch": ["UniqueV2"],
+}
+
+
+@pytest.fixture(scope="module")
+def kernels():
+    """The kernels of all operations, as TensorFlow lists them at once."""
+    found = {}
+    for kernel in registry.get_all_registered_kernels().kernel:
+        if kernel.device_type in ("GPU", "DEFAULT") and not kernel.label:
+            allowed = {each.name: set(each.allowed_values.list.type) for each in kernel.constraint}
+            found.setdefault(kernel.op, []).append(allowed)
+    return found
+
+
+def without_kernel(graph, kernels):
+    """Returns the kinds of all nodes of a graph and its functions that no kernel takes: executed or not."""
+    graph_def = graph.as_graph_def()
+    nodes = [*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)]
+    return {
+        node.op
+        for node in nodes
+        if node.op not in ("Placeholder", "Const")
+        and not any(
+            all({node.attr[name].type, *node.attr[name].list.type} - {0} <= types for name, types in each.items())
+            for each in kernels.get(node.op, [])
+        )
+    }
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_operations_on_the_host_are_those_that_the_registry_has_no_kernel_for(name, kernels):
+    graph = GRAPHS[name]()
+    found = sorted({each.kind for each in placements(graph).on_host})
+    assert found == BY_HAND[name]
+    assert found == sorted(without_kernel(graph, kernels))
+
+
+def test_xla_has_its_own_kernels_and_must_have_them_where_it_must_compile():
+    @tf.function(jit_compile=True)
+    def island(x):
+        return tf.strings.to_hash_bucket_fast(x, 8)
+
+    inside = placements(graph_of(lambda x: island(x), tf.TensorSpec((4,), tf.string)))
+    assert [each.kind for each in inside.on_host] == ["StringToHashBucketFast"]
+    cudnn = placements(lstm())
+    assert {each.kind for each in cudnn.not_in_xla} == {"CudnnRNNV3", "CudnnRNNBackpropV3"}
+    assert all(each.places for each in cudnn.not_in_xla)
+
+
+def test_what_the_host_calls_and_what_nothing_needs_is_not_counted():
+    def function(x):
+        tf.unique_with_counts(tf.strings.as_string(x))  # nothing reads it
+        return 2 * x
+
+    assert placements(graph_of(function, tf.TensorSpec((4,)))).on_host == []
+    assert placements(graph_of(function, tf.TensorSpec((4,)))).operations == 1

@@ -4,8 +4,8 @@ Start in placement.py, which finds the operations without a kernel for GPUs; low
 tensor cores.
 """
 
-from tfopt.profiling.audit.lowering import why_not_lowered
+from tfopt.profiling.audit.lowering import gradients_of_values, why_not_lowered
 from tfopt.profiling.audit.placement import Placements, placements
 from tfopt.profiling.audit.products import tensor_core_share
 
-__all__ = ["Placements", "placements", "tensor_core_share", "why_not_lowered"]
+__all__ = ["Placements", "gradients_of_values", "placements", "tensor_core_share", "why_not_lowered"]

@@ -19,15 +19,22 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfopt.compat.tensorflow import kernels_of, op_definition
+from tfopt.compat.tensorflow import kernels_of, op_definition, register_xla_kernels
 from tfopt.profiling.cost.walk import needed_operations
 from tfopt.report.audit import OpWithoutKernel
 
 ON_GPU = ("GPU", "DEFAULT")
 BY_XLA = ("XLA_GPU_JIT",)
 MUST_COMPILE = "_XlaMustCompile"
-# What passes values in and out of functions; TensorFlow replaces it before it places operations.
-ARGUMENTS = frozenset({"Placeholder", "_Arg", "_Retval", "_DeviceArg", "_DeviceRetval", "NoOp"})
+# What computes nothing in a step: values that pass in and out of functions, and constants, such as an error's text.
+COMPUTES_NOTHING = frozenset({"Placeholder", "_Arg", "_Retval", "_DeviceArg", "_DeviceRetval", "NoOp", "Const"})
+# Operations on the host that cost a step next to nothing, with the reason.
+HARMLESS = {
+    (
+        "MatrixDiagPartV3",
+        "int64",
+    ): "the counts of keras.metrics.MeanIoU, classes by classes, in the result of the metric"
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +59,14 @@ def placements(*graphs: Any) -> Placements:
     """Looks each operation of the graphs of concrete functions up in TensorFlow's registry of kernels.
 
     Example:
-        >>> unique = tf.function(lambda x: tf.unique(x)[0] * 2).get_concrete_function(tf.TensorSpec((8,), tf.int64))
-        >>> found = placements(unique.graph)
-        >>> [each.kind for each in found.on_host]
-        ['Unique']
+        >>> length = tf.function(lambda x: 2 * tf.strings.length(x))
+        >>> found = placements(length.get_concrete_function(tf.TensorSpec((8,), tf.string)).graph)
+        >>> found.operations, [each.kind for each in found.on_host]
+        (2, ['StringLength'])
     """
+    register_xla_kernels()
     nodes = [node for graph in graphs for node in executed_nodes(graph)]
-    real = [node for node in nodes if node.definition.op not in ARGUMENTS]
+    real = [node for node in nodes if node.definition.op not in COMPUTES_NOTHING]
     on_host = [each for each in real if not has_kernel(each.definition, BY_XLA if each.is_compiled else ON_GPU)]
     return Placements(
         operations=len(real),
@@ -148,7 +156,13 @@ def grouped(nodes: Iterable[Node]) -> list[OpWithoutKernel]:
     for node in nodes:
         groups.setdefault((node.definition.op, _dtypes(node.definition)), []).append(node)
     found = [
-        OpWithoutKernel(kind=kind, dtypes=dtypes, count=len(each), places=[node.path for node in each])
+        OpWithoutKernel(
+            kind=kind,
+            dtypes=dtypes,
+            count=len(each),
+            places=[node.path for node in each],
+            harmless=next((HARMLESS[kind, dtype] for dtype in dtypes if (kind, dtype) in HARMLESS), ""),
+        )
         for (kind, dtypes), each in groups.items()
     ]
     return sorted(found, key=lambda each: (-each.count, each.kind))

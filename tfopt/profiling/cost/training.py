@@ -108,15 +108,6 @@ def train_cost(model: keras.Model, batch: Any) -> TrainCost:
 
 def train_graph(model: keras.Model, batch: Any) -> tuple[Any, int]:
     """Returns the graph of a training step, and its number of examples. Under a strategy, it holds every replica."""
-    step, part, examples = train_function(model, batch)
-    return step.get_concrete_function(*part).graph, examples
-
-
-def train_function(model: keras.Model, batch: Any, *, jit_compile: bool = False) -> tuple[Any, tuple[Any, ...], int]:
-    """Returns the training step of a compiled model as a tf.function, the specs of its arguments, and its examples.
-
-    The model and its optimizer are built. Nothing is traced yet. With `jit_compile`, XLA must compile the function.
-    """
     if not model.compiled:
         raise UnsupportedModelError(
             f"The model must be compiled. Received: {model.name!r}, which is not. Call model.compile or tfopt.compile."
@@ -139,8 +130,7 @@ def train_function(model: keras.Model, batch: Any, *, jit_compile: bool = False)
         taken = data[0] if is_alone else data
         return model.train_step(taken) if strategy is None else strategy.run(model.train_step, (taken,))
 
-    # as Keras traces it
-    return tf.function(step, autograph=False, jit_compile=jit_compile or None), tuple(part), examples
+    return tf.function(step, autograph=False).get_concrete_function(*part).graph, examples  # as Keras traces it
 
 
 def _spec(value: Any) -> Any:
