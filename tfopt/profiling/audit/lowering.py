@@ -11,6 +11,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.compat.tensorflow import register_xla_kernels
+
 
 def why_not_lowered(function: Any, *specs: Any) -> Exception | None:
     """Returns the error by which XLA refuses a function for a GPU; None if it lowers it to its own operations (HLO).
@@ -26,6 +28,7 @@ def why_not_lowered(function: Any, *specs: Any) -> Exception | None:
         >>> "StringLength" in str(why_not_lowered(words, tf.TensorSpec((3,), tf.string)))
         True
     """
+    register_xla_kernels()
     try:
         function.experimental_get_compiler_ir(*specs)(stage="hlo_serialized", platform_name="GPU")
     except (tf.errors.OpError, ValueError, TypeError, NotImplementedError) as error:
