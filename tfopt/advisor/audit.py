@@ -44,6 +44,8 @@ from tfopt.training.xla import compilation_cause, layer_of, xla_blockers
 
 DEFAULT_CARD = "A100 SXM4 80GB"
 FULL = "full"
+# What XLA says of a function with variables if it has no device.
+WITHOUT_VARIABLES = "does not support resource arguments"
 OPEN = 128  # what an open size of an artifact's inputs counts as; the batch is one example
 
 
@@ -219,8 +221,10 @@ def _artifact(directory: Path, card: str, trusted: bool) -> Audit:
     found, figures = placements(function.graph), GPU_CARDS[card]
     of_artifact = "depends on the batch, and is not estimated for artifacts"
     unavailable = {"memory_bytes": of_artifact, "tensor_core_share": "is counted for models"}
+    takes_values = error is None or WITHOUT_VARIABLES not in str(error)
     if error is not None:
-        unavailable["lowers"] = _first_line(error)
+        words = _first_line(error) if takes_values else "it has variables, which XLA does not take without a device"
+        unavailable["lowers"] = words
     code = machine_code(figures.compute_capability)
     named = [replace(each, places=list(dict.fromkeys(map(_scope, each.places)))) for each in found.on_host]
     in_xla = [replace(each, places=list(dict.fromkeys(map(_scope, each.places)))) for each in found.not_in_xla]
@@ -234,7 +238,7 @@ def _artifact(directory: Path, card: str, trusted: bool) -> Audit:
         operations=found.operations,
         on_host=named,
         not_in_xla=in_xla,
-        lowers=error is None,
+        lowers=error is None if takes_values else None,
         card_memory_bytes=figures.memory_bytes,
         machine_code=code.kind,
         machine_code_detail=code.detail,

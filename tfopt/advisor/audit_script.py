@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tfopt.errors import TrainingError
+from tfopt.errors import TfoptError, TrainingError
 from tfopt.scripts.hook import script_line
 from tfopt.scripts.run_script import run_script
 
@@ -26,6 +26,7 @@ class _AuditHook:
     def __init__(self, card: str | None) -> None:
         self._card = card
         self.audit: Audit | None = None
+        self.error: TfoptError | None = None
 
     def compile(
         self, model: keras.Model, original: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -51,8 +52,11 @@ class _AuditHook:
             with replaced(model, make_train_function=make):
                 original(*args, **kwargs)
         except _EndError:
-            found = audit(model, batches[0], card=self._card)
-            self.audit = replace(found, name=f"{found.name}, fit in {place}")
+            try:
+                found = audit(model, batches[0], card=self._card)
+                self.audit = replace(found, name=f"{found.name}, fit in {place}")
+            except TfoptError as error:
+                self.error = error
         raise SystemExit(0)
 
 
@@ -65,7 +69,7 @@ def audit_script(path: str, arguments: Sequence[str], card: str | None = None) -
         card: A GPU, as in `tfopt.audit`.
     Returns: The exit code of the script, and the audit; or why there is none.
     Raises:
-        ConfigError: There is no such script; see `run_script`.
+        ConfigError: There is no such script, or no such card; see `run_script`.
     Example:
         >>> import pathlib, tempfile
         >>> text = '''
@@ -83,6 +87,8 @@ def audit_script(path: str, arguments: Sequence[str], card: str | None = None) -
     """
     hook = _AuditHook(card)
     code = run_script(path, arguments, hook)
+    if hook.error is not None:
+        raise hook.error
     if hook.audit is None:
         name = f"-m {arguments[0]}" if path == "-m" and arguments else path
         return code, TrainingError(

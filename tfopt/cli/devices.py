@@ -150,8 +150,8 @@ def _print_advice(options: DevicesOptions, name: str) -> None:
     look_beside()
     recipe = _recipe(options, name)
     shape = _shape(options)
-    knows = shape is not None or known_shape(recipe.data) is not None
-    advice = advise(recipe, examples=zeros_like(recipe, shape) if knows else None, measure=options.measure)
+    of_shape = shape is not None or (not options.measure and known_shape(recipe.data) is not None)
+    advice = advise(recipe, examples=zeros_like(recipe, shape) if of_shape else None, measure=options.measure)
     scaling = _scaling(options, advice) if options.gpus else None
     if options.json:
         print_json({**advice.to_dict(), "scaling": None if scaling is None else scaling.to_dict()})
