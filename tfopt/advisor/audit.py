@@ -161,14 +161,14 @@ def _step(
         precision=model.dtype_policy.name,
         jit_compile=uses_xla,
         operations=found.operations,
-        on_host=[_with_layers(each, model) for each in found.on_host],
-        not_in_xla=[_with_layers(each, model) for each in found.not_in_xla],
+        on_host=tuple(_with_layers(each, model) for each in found.on_host),
+        not_in_xla=tuple(_with_layers(each, model) for each in found.not_in_xla),
         lowers=error is None if can_ask else None,
         memory_bytes=step_bytes(graph, model, _specs(batch)) + RESERVED_BYTES,
         card_memory_bytes=figures.memory_bytes,
         tensor_core_share=share,
         not_in_tensor_cores=slow,
-        misaligned=[str(row) for row in alignment.rows if not row.is_output],
+        misaligned=tuple(str(row) for row in alignment.rows if not row.is_output),
         machine_code=code.kind,
         machine_code_detail=code.detail,
         unavailable=unavailable,
@@ -205,7 +205,11 @@ def _with_layers(found: OpWithoutKernel, model: keras.Model) -> OpWithoutKernel:
     for path in found.places:
         layer = layer_of(path, model)
         places.append(layer[0] if layer else _scope(path))
-    return replace(found, places=list(dict.fromkeys(places)))
+    return replace(found, places=tuple(dict.fromkeys(places)))
+
+
+def _with_scopes(found: OpWithoutKernel) -> OpWithoutKernel:
+    return replace(found, places=tuple(dict.fromkeys(map(_scope, found.places))))
 
 
 def _scope(path: str) -> str:
@@ -226,8 +230,6 @@ def _artifact(directory: Path, card: str, trusted: bool) -> Audit:
         words = _first_line(error) if takes_values else "it has variables, which XLA does not take without a device"
         unavailable["lowers"] = words
     code = machine_code(figures.compute_capability)
-    named = [replace(each, places=list(dict.fromkeys(map(_scope, each.places)))) for each in found.on_host]
-    in_xla = [replace(each, places=list(dict.fromkeys(map(_scope, each.places)))) for each in found.not_in_xla]
     return Audit(
         name=str(directory),
         subject="serving function",
@@ -236,8 +238,8 @@ def _artifact(directory: Path, card: str, trusted: bool) -> Audit:
         precision=_precision(directory),
         jit_compile=False,
         operations=found.operations,
-        on_host=named,
-        not_in_xla=in_xla,
+        on_host=tuple(map(_with_scopes, found.on_host)),
+        not_in_xla=tuple(map(_with_scopes, found.not_in_xla)),
         lowers=error is None if takes_values else None,
         card_memory_bytes=figures.memory_bytes,
         machine_code=code.kind,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,9 +20,9 @@ class OpWithoutKernel(Record):
     """A kind of operation that a device has no kernel for."""
 
     kind: str  # kind of the operation, for example "Unique"
-    dtypes: Sequence[str] = ()  # the types of its attributes
+    dtypes: tuple[str, ...] = ()  # the types of its attributes
     count: int  # number of operations of this kind and these types in the graph
-    places: Sequence[str]  # the layers with these operations, or their names
+    places: tuple[str, ...]  # the layers with these operations, or their names
     harmless: str = ""  # why it costs a step next to nothing on the host; empty if it costs something
 
     def __str__(self) -> str:
@@ -57,10 +57,10 @@ class Audit(Record, Shown):
         machine_code_detail: Why, in words.
         unavailable: For each attribute above that is None, the reason; for `lowers` also the error of XLA.
     Example:
-        >>> found = OpWithoutKernel(kind="Unique", dtypes=["int64"], count=1, places=["table"])
+        >>> found = OpWithoutKernel(kind="Unique", dtypes=("int64",), count=1, places=("table",))
         >>> audit = Audit(
         ...     name="mine", subject="training step", batch_size=32, card="A100", precision="mixed_bfloat16",
-        ...     jit_compile=False, operations=20, on_host=[found], card_memory_bytes=40 * 2**30, machine_code="native",
+        ...     jit_compile=False, operations=20, on_host=(found,), card_memory_bytes=40 * 2**30, machine_code="native",
         ...     machine_code_detail="machine code for 8.0",
         ... )
         >>> audit.problems
@@ -76,14 +76,14 @@ class Audit(Record, Shown):
     precision: str
     jit_compile: bool
     operations: int
-    on_host: Sequence[OpWithoutKernel] = ()
-    not_in_xla: Sequence[OpWithoutKernel] = ()
+    on_host: tuple[OpWithoutKernel, ...] = ()
+    not_in_xla: tuple[OpWithoutKernel, ...] = ()
     lowers: bool | None = None
     memory_bytes: int | None = None
     card_memory_bytes: int
     tensor_core_share: float | None = None
     not_in_tensor_cores: Mapping[str, float] = field(default_factory=dict)
-    misaligned: Sequence[str] = ()
+    misaligned: tuple[str, ...] = ()
     machine_code: str | None = None
     machine_code_detail: str = ""
     unavailable: Mapping[str, str] = field(default_factory=dict)

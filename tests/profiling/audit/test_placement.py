@@ -161,5 +161,5 @@ def test_what_the_host_calls_and_what_nothing_needs_is_not_counted():
         tf.unique_with_counts(tf.strings.as_string(x))  # nothing reads it
         return 2 * x
 
-    assert placements(graph_of(function, tf.TensorSpec((4,)))).on_host == []
+    assert placements(graph_of(function, tf.TensorSpec((4,)))).on_host == ()
     assert placements(graph_of(function, tf.TensorSpec((4,)))).operations == 1

@@ -51,8 +51,8 @@ class Placements:
     """The operations of a graph, and those without a kernel."""
 
     operations: int  # number of operations that the graph executes, in functions too
-    on_host: Sequence[OpWithoutKernel]  # those without a kernel for GPUs
-    not_in_xla: Sequence[OpWithoutKernel]  # those that XLA has no kernel for on GPUs
+    on_host: tuple[OpWithoutKernel, ...]  # those without a kernel for GPUs
+    not_in_xla: tuple[OpWithoutKernel, ...]  # those that XLA has no kernel for on GPUs
 
 
 def placements(*graphs: Any) -> Placements:
@@ -150,7 +150,7 @@ def types_of(node: Any, attribute: str) -> list[int]:
     return [number for value in values for number in ([value.type] if value.type else value.list.type)]
 
 
-def grouped(nodes: Iterable[Node]) -> list[OpWithoutKernel]:
+def grouped(nodes: Iterable[Node]) -> tuple[OpWithoutKernel, ...]:
     """Returns the nodes by their kind and types, the most frequent first."""
     groups: dict[tuple[str, tuple[str, ...]], list[Node]] = {}
     for node in nodes:
@@ -160,12 +160,12 @@ def grouped(nodes: Iterable[Node]) -> list[OpWithoutKernel]:
             kind=kind,
             dtypes=dtypes,
             count=len(each),
-            places=[node.path for node in each],
+            places=tuple(node.path for node in each),
             harmless=next((HARMLESS[kind, dtype] for dtype in dtypes if (kind, dtype) in HARMLESS), ""),
         )
         for (kind, dtypes), each in groups.items()
     ]
-    return sorted(found, key=lambda each: (-each.count, each.kind))
+    return tuple(sorted(found, key=lambda each: (-each.count, each.kind)))
 
 
 def _dtypes(node: Any) -> tuple[str, ...]:
