@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from tfopt.atomic.files import write_text
 from tfopt.hardware import GPU_CARDS
 from tfopt.hardware.machine_code import machine_code
 from tfopt.recipes import RECIPES
+from tfopt.report import Audit
 
 RESULTS = Path(__file__).parent / "results"
 # A table of the user's own has any number of columns; these are those of the recipe as it stands.
@@ -44,11 +45,21 @@ class Options:
 def main(options: Options) -> dict[str, Any]:
     stored = json.loads(options.out.read_text())["recipes"] if options.out.exists() else {}
     audits = {name: each for name, each in stored.items() if each["card"] == options.card}
+    steps: dict[str, Audit] = {}  # recipes that differ in their pruning have the same step
     for name in options.only:
-        found = audit(name, card=options.card, **OF_TABLES.get(name, {}))
-        audits[name] = found.to_dict()
-        print(found, file=sys.stderr, flush=True)
-        keras.backend.clear_session()
+        full = RECIPES[name].form("full")
+        key = repr((full.model, full.data, full.training))
+        if key not in steps:
+            steps[key] = audit(name, card=options.card, **OF_TABLES.get(name, {}))
+            keras.backend.clear_session()
+        audits[name] = replace(steps[key], name=full.name).to_dict()
+        print(steps[key], file=sys.stderr, flush=True)
+        write(options, audits)
+    return write(options, audits)
+
+
+def write(options: Options, audits: dict[str, Any]) -> dict[str, Any]:
+    """Writes what is known so far."""
     build = tf.sysconfig.get_build_info()
     results = {
         "what": f"the training steps of the full forms on the {options.card}, traced and not run",
