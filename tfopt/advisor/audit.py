@@ -219,9 +219,12 @@ def _scope(path: str) -> str:
 def _artifact(directory: Path, card: str, trusted: bool) -> Audit:
     function = saved_model_function(directory, "serving_default", trusted)
     inputs = [each for each in tf.nest.flatten(function.structured_input_signature) if isinstance(each, tf.TensorSpec)]
-    specs = {each.name: tf.TensorSpec(_filled(each.shape), each.dtype) for each in inputs}
-    compiled = tf.function(lambda given: function(**given), autograph=False, jit_compile=True)
-    error = why_not_lowered(compiled, specs)
+    names, specs = [each.name for each in inputs], [tf.TensorSpec(_filled(each.shape), each.dtype) for each in inputs]
+
+    def serve(*given: Any) -> Any:
+        return function(**dict(zip(names, given, strict=True)))
+
+    error = why_not_lowered(tf.function(serve, autograph=False, jit_compile=True), *specs)
     found, figures = placements(function.graph), GPU_CARDS[card]
     of_artifact = "depends on the batch, and is not estimated for artifacts"
     unavailable = {"memory_bytes": of_artifact, "tensor_core_share": "is counted for models"}

@@ -48,8 +48,8 @@ def gradients_of_values(model: keras.Model, batch: Any) -> tuple[Any, tuple[Any,
     trained = {id(each) for each in model.trainable_variables}
     flat = [each for each in keras.tree.flatten(batch) if each is not None]
 
-    def gradients(values: Any, data: Any) -> Any:
-        given = iter(data)
+    def gradients(*arguments: Any) -> Any:  # flat, since XLA is told nothing of structures
+        values, given = arguments[: len(variables)], iter(arguments[len(variables) :])
         filled = keras.tree.map_structure(lambda spec: None if spec is None else next(given), batch)
         x, y, weight = keras.utils.unpack_x_y_sample_weight(filled)
         sources = [value for variable, value in zip(variables, values, strict=True) if id(variable) in trained]
@@ -62,4 +62,4 @@ def gradients_of_values(model: keras.Model, batch: Any) -> tuple[Any, tuple[Any,
         return loss, tape.gradient(loss, sources)
 
     specs = [tf.TensorSpec(variable.shape, variable.dtype) for variable in variables]
-    return tf.function(gradients, autograph=False, jit_compile=True), (specs, flat)
+    return tf.function(gradients, autograph=False, jit_compile=True), (*specs, *flat)
