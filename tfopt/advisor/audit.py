@@ -218,8 +218,8 @@ def _scope(path: str) -> str:
 
 def _artifact(directory: Path, card: str, trusted: bool) -> Audit:
     function = saved_model_function(directory, "serving_default", trusted)
-    inputs = [each for each in tf.nest.flatten(function.structured_input_signature) if isinstance(each, tf.TensorSpec)]
-    names, specs = [each.name for each in inputs], [tf.TensorSpec(_filled(each.shape), each.dtype) for each in inputs]
+    inputs = function.structured_input_signature[1]  # by name
+    names, specs = list(inputs), [tf.TensorSpec(_filled(each.shape), each.dtype) for each in inputs.values()]
 
     def serve(*given: Any) -> Any:
         return function(**dict(zip(names, given, strict=True)))
