@@ -10,7 +10,6 @@ import clustering_page
 import efficiency_page
 import export_page
 import formats_page
-import gpu_page
 import layers_page
 import profiling_page
 import pruning_page
@@ -28,7 +27,6 @@ MODULES = (
     efficiency_page,
     export_page,
     formats_page,
-    gpu_page,
     layers_page,
     profiling_page,
     pruning_page,
