@@ -62,7 +62,7 @@ def placements(*graphs: Any) -> Placements:
         >>> length = tf.function(lambda x: 2 * tf.strings.length(x))
         >>> found = placements(length.get_concrete_function(tf.TensorSpec((8,), tf.string)).graph)
         >>> found.operations, [each.kind for each in found.on_host]
-        (2, ['StringLength'])
+        (3, ['StringLength'])
     """
     register_xla_kernels()
     nodes = [node for graph in graphs for node in executed_nodes(graph)]
