@@ -18,19 +18,16 @@ import keras
 import tyro
 from training_memory import RESULTS
 
+from tfopt.advisor.shapes import known_shape
 from tfopt.atomic.files import write_text
-from tfopt.data.config import DataConfig
 from tfopt.models.table import PUBLISHED_MODELS
 from tfopt.profiling.cost import model_cost
 from tfopt.recipe import Recipe
 from tfopt.recipes import RECIPES
 
 COSTS = Path(__file__).parents[1] / "tfopt" / "cli" / "costs.json"
-BYTES = 256
 MEMORY_OF = {"batch_size": 32, "precision": "float32", "optimizer": "adam"}
 OPEN_SIZE = 128
-# Sources whose examples every machine has.
-OFFLINE = ("diabetes", "digit_masks", "digits", "synthetic", "text", "text_classes")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,32 +86,14 @@ def count_recipe(recipe: Recipe) -> dict[str, Any]:
 
 def _count_form(recipe: Recipe) -> dict[str, Any] | None:
     """Returns the cost of a form; None if the shape of its examples is unknown."""
-    shape = _known_shape(recipe.data)
+    shape = known_shape(recipe.data)
     if shape is None:
         return None
-    model = recipe.model.build(*shape)
+    model = recipe.model.build(shape.input_shape, shape.outputs)
     optimizer = recipe.training.optimizer
     batch_size = recipe.training.global_batch_size
     cost = _count(model, batch_size=batch_size, precision="float32", optimizer=optimizer)
     return {"task": recipe.find_task().name, "batch_size": batch_size, "optimizer": optimizer, **cost}
-
-
-def _known_shape(data: DataConfig) -> tuple[Any, int] | None:
-    """Returns the shape of one example and the number of outputs, without a download."""
-    arguments = data.arguments
-    size, name = arguments.get("image_size"), str(arguments.get("name") or arguments.get("directory"))
-    if name.startswith("imagenet"):
-        return (size, size, 3), 1000
-    if name.startswith("oxford_pets"):
-        return (size, size, 3), len(arguments["class_names"])
-    if data.source == "imdb":
-        return (arguments["length"],), 2
-    if data.source == "text" and "directory" in arguments:
-        return (arguments["length"],), BYTES
-    if data.source in OFFLINE:
-        examples = data.load()
-        return examples.input_shape, examples.outputs
-    return {"mnist": ((28, 28, 1), 10), "cifar10": ((32, 32, 3), 10)}.get(str(data.source))
 
 
 def _count(model: keras.Model, **settings: Any) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ class Options:
     watched_steps: int = 200
     """Steps that the diagnosis watches."""
     smoke: bool = False
-    """Run all parts for a moment on any device, and write no results."""
+    """Run all parts for a moment on any device, and write no results unless --out is given."""
     out: Path = RESULTS / "gpu-profile.json"
     """Path of the results file."""
 
@@ -68,7 +68,7 @@ SMOKE = Options(rounds=1, steps=4, load_seconds=0.3, size=64, models=("unet",), 
 def main(options: Options) -> dict[str, Any]:
     hardware = detect()
     if options.smoke:
-        options = SMOKE
+        options = replace(SMOKE, out=options.out)
     elif not hardware.gpus:
         print(f"skipped, because it needs a GPU: {hardware.unavailable['gpus']}")
         return {}
@@ -94,7 +94,7 @@ def main(options: Options) -> dict[str, Any]:
             for name in options.models
         },
     }
-    if not options.smoke:
+    if not options.smoke or options.out != Options.out:
         write_text(options.out, json.dumps(results, indent=2) + "\n")
     return results
 

@@ -29,6 +29,12 @@ NOT_MEASURED = (
     "| GPU, compute capability 8.0 or more |",
     "| GPU, 7.0 to 7.5 |",
     "NVML takes 20 ms for it",
+    # figures of GPUs, from their datasheets and from TensorFlow's build
+    "for Linux was built for the compute capabilities 6.0, 7.0, 8.0, 8.9 and 9.0",
+    "the A10 with 8.6 runs that for 8.0",
+    "A100 with 80 GB",
+    "1 GiB for TensorFlow",
+    "on a GPU with 80 GB such as the A100",
     # sizes of data sets, from their publishers
     "1,797 handwritten digits of scikit-learn",
     "70,000 grey images",

@@ -67,12 +67,21 @@ def test_kernels_are_added_up_by_kind_also_under_the_names_of_onednn():
 
 
 @pytest.mark.slow
-def test_the_smoke_run_trains_both_sides_and_writes_nothing(tmp_path):
-    models = gpu_training.main(gpu_training.Options(smoke=True, models=("bert_base",), out=tmp_path))["models"]
-    assert set(models) == {"bert_base"}
-    assert models["bert_base"]["keras"]["examples_per_second"] > 0
-    assert models["bert_base"]["tfopt"]["examples_per_second"] > 0
-    assert not list(tmp_path.iterdir())
+def test_the_rehearsal_of_the_gpu_training_trains_both_sides_and_writes_what_it_returns(tmp_path):
+    results = gpu_training.main(gpu_training.Options(smoke=True, models=("bert_base",), out=tmp_path))
+    assert set(results["models"]) == {"bert_base"}
+    assert results["models"]["bert_base"]["keras"]["examples_per_second"] > 0
+    assert results["models"]["bert_base"]["tfopt"]["examples_per_second"] > 0
+    (written,) = tmp_path.iterdir()
+    assert json.loads(written.read_text())["models"] == results["models"]
+
+
+@pytest.mark.slow
+def test_the_rehearsal_of_the_gpu_profile_has_no_part_that_failed(tmp_path):
+    out = tmp_path / "profile.json"
+    results = gpu_profile.main(gpu_profile.Options(smoke=True, out=out))
+    assert json.loads(out.read_text()).keys() == results.keys()
+    assert "failed" not in out.read_text()
 
 
 def test_without_a_gpu_the_gpu_benchmark_ends_with_code_2_and_the_reason(tmp_path, capsys):

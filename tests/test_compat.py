@@ -217,6 +217,7 @@ SPEC = "trainer.element_spec(t.iterator)"
 BASE = "keras.optimizers.Optimizer"
 AVERAGE = "_overwrite_model_variables_with_average_value"
 CONSTANTS = "of_tf('framework.convert_to_constants')"
+CUDNN = "keras.src.backend.tensorflow.rnn"
 SLURM = "of_tf('distribute.cluster_resolver.slurm_cluster_resolver')"
 CONSTANT = "tensorflow.with_constants(tf.function(abs).get_concrete_function(tf.TensorSpec(())))"
 PLAIN = "enter(convolutions.plain_convolutions(gradients=True))"
@@ -355,11 +356,11 @@ NAMES = [
     Name("t.per_replica", "_value_specs", "tensorflow.spec_of_first_replica(t.per_replica)"),
     Name("of_tf('framework.op_def_registry')", "get", "fresh(tensorflow.find_op)()", takes=True),
     Name(
-        "of_tf('framework.kernels')",
-        "get_registered_kernels_for_op",
-        "fresh(tensorflow.has_cpu_kernel)('Abs')",
-        takes=True,
+        "of_tf('framework.kernels')", "get_registered_kernels_for_op", "fresh(tensorflow.kernels_of)('Abs')", takes=True
     ),
+    Name(CUDNN, "_is_gpu_available", "enter(recurrent.as_on_a_gpu())", takes=True),
+    Name(CUDNN, "cudnn_ok", "enter(recurrent.as_on_a_gpu())"),
+    Name(CUDNN, "_is_gpu_available", "enter(recurrent.as_on_a_gpu())", reader="cudnn_ok"),
     Name(CONSTANTS, "_run_inline_graph_optimization", CONSTANT),
     Name(CONSTANTS, "as_graph_def", CONSTANT, reader="_run_inline_graph_optimization"),
     Name(CONSTANTS, "_FunctionConverterDataInEager", CONSTANT),

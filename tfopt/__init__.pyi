@@ -1,4 +1,5 @@
 from . import data, models, recipes, tasks
+from .advisor.audit import audit
 from .clustering import ClusteringConfig, cluster
 from .compression import CompressedModel, CompressionConfig, CompressionReport, compress
 from .data.config import DataConfig
@@ -41,7 +42,7 @@ from .pruning.sensitivity import sensitivity
 from .pruning.sensitivity_curves import Sensitivity
 from .quantization import QuantizationConfig, QuantizedModel, WeightOnlyConfig, quantization_report, quantize
 from .recipe import ModelConfig, Recipe
-from .report import BenchmarkReport, DiagnosisReport, PassReport, Receipt, StepBreakdown
+from .report import Audit, BenchmarkReport, DiagnosisReport, PassReport, Receipt, StepBreakdown
 from .runner import RunResult, run
 from .training import (
     Ledger,
@@ -92,6 +93,8 @@ __all__ = [
     "model_cost",
     "ModelCost",
     "Hardware",
+    "audit",
+    "Audit",
     # passes
     "from_tf_keras",
     "PruningConfig",

@@ -8,7 +8,9 @@ shown in a terminal or on a page.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+import tempfile
 import threading
 import time
 import unicodedata
@@ -115,3 +117,20 @@ def _write(text: str) -> None:
     with contextlib.suppress(OSError, ValueError):  # the terminal is gone
         sys.stderr.write(text)
         sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def notices_hidden() -> Iterator[None]:
+    """Hides what is written on standard error within it, also by libraries in C++, unless an error ends it."""
+    with tempfile.TemporaryFile() as notices:
+        stderr = os.dup(2)
+        os.dup2(notices.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            notices.seek(0)
+            os.write(stderr, notices.read())
+            raise
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)

@@ -21,7 +21,7 @@ from tfopt.diagnosis.experiments import CannotMeasureError, Pair
 from tfopt.diagnosis.input_time import input_time, smaller_buffer, start_saved
 from tfopt.diagnosis.measured import Measured
 from tfopt.diagnosis.observation import Observation, StepCall
-from tfopt.diagnosis.rules import compute, detours, host, input
+from tfopt.diagnosis.rules import compute, detours, gpu, host, input
 from tfopt.hardware import Gpu, detect
 from tfopt.profiling.cost.efficiency import Roofs, compare
 from tfopt.report import Diagnosis, StepBreakdown, Utilization
@@ -425,3 +425,32 @@ def test_the_step_decides_over_convolutions_that_xla_compiles(grouped, monkeypat
 def test_what_xla_does_alone_is_not_judged_on_a_gpu(grouped, measured):
     with pytest.raises(CannotMeasureError, match="on processors alone"):
         detours.taken("xla_islands", Measured(grouped.observation, measured.hardware))
+
+
+def test_operations_without_a_kernel_for_gpus_are_named_with_their_layers(measured):
+    assert gpu.host_operations(measured).endswith("operations of the step have a kernel for GPUs")
+    here = Measured(measured.observation, dataclasses.replace(measured.hardware, gpus=()))
+    with pytest.raises(CannotMeasureError, match="no GPU"):
+        gpu.host_operations(here)
+    lookup = keras.layers.Lambda(lambda x: x + 0 * tf.cast(tf.strings.length(tf.strings.as_string(x)), x.dtype))
+    model = keras.Sequential([keras.Input((8,)), lookup, keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    doctor = DoctorHook(steps=4)
+    with hooked(doctor):
+        model.fit(np.zeros((160, 8)), np.zeros((160, 1)), batch_size=32, verbose=0)
+    found = gpu.host_operations(Measured(doctor.observation, measured.hardware))
+    assert found.cause == "host_operations"
+    assert "StringLength" in found.evidence
+    assert lookup.name in found.evidence
+
+
+def test_a_tensorflow_without_machine_code_for_the_gpu_is_told(measured):
+    def on(capability):
+        card = Gpu(name="a card", compute_capability=capability)
+        return gpu.no_machine_code(Measured(measured.observation, dataclasses.replace(measured.hardware, gpus=(card,))))
+
+    assert "machine code for 8.0" in gpu.no_machine_code(measured)
+    assert "CUDA_CACHE_MAXSIZE" in on((10, 0)).advice
+    assert "none that runs on 5.2" in on((5, 2)).evidence
+    with pytest.raises(CannotMeasureError, match="compute capability"):
+        on(None)

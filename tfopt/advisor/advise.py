@@ -120,7 +120,7 @@ def advise(
 
     estimates = []
     for name in cards or GPU_CARDS:
-        decided = plan_on(recipe, _machine(name, GPU_CARDS[name]))
+        decided = plan_on(recipe, machine_with(name, GPU_CARDS[name]))
         estimates.append(_estimate(of_card(name, GPU_CARDS[name]), decided.precision, step_under(decided)))
     estimates.sort(key=lambda card: (not card.fits, -(card.examples_per_joule or 0.0)))
     if estimates[0].fits and estimates[0].examples_per_joule:
@@ -140,7 +140,8 @@ def advise(
     )
 
 
-def _machine(name: str, card: GpuCard) -> Hardware:
+def machine_with(name: str, card: GpuCard) -> Hardware:
+    """Returns a machine with one GPU of the table, for a plan."""
     gpu = Gpu(
         name=name,
         compute_capability=card.compute_capability,
@@ -153,7 +154,7 @@ def _machine(name: str, card: GpuCard) -> Hardware:
 def _estimate(device: Device, precision: str, step: RecipeStep) -> CardEstimate:
     seconds = step_seconds(step.kernels, device)
     rate = None if seconds is None else step.examples / (seconds * step.accumulate)
-    needed = step.memory.total_bytes + RESERVED_BYTES
+    needed = step.memory_bytes + RESERVED_BYTES
     reason = f"{device.name} has no known rate in {precision}"
     unknown = ("step_ms", "examples_per_s", "examples_per_joule")
     return CardEstimate(

@@ -16,11 +16,12 @@ from tfopt.advisor.device import of_card, of_processor, step_seconds
 from tfopt.data import Examples
 from tfopt.data.config import pipeline_settings
 from tfopt.hardware import Hardware, cpu_peak, find_card
-from tfopt.profiling.cost import Kernel, TrainingMemory, kernels, training_memory
+from tfopt.profiling.cost import Kernel, kernels
+from tfopt.profiling.cost.memory import step_bytes
 from tfopt.profiling.cost.training import train_graph
 from tfopt.recipe import Recipe
 from tfopt.report import Record
-from tfopt.runner.model_check import are_shares
+from tfopt.runner.work import loss_of
 from tfopt.training import Plan, plan
 from tfopt.training import compile as compile_model
 
@@ -37,7 +38,7 @@ class RecipeStep:
     examples: int  # number of examples of a step
     accumulate: int  # number of micro-batches, each of which runs the kernels once
     kernels: Sequence[Kernel]  # the kernels of a micro-batch
-    memory: TrainingMemory  # the estimated memory of a micro-batch
+    memory_bytes: int  # the estimated memory of a micro-batch
     gradient_bytes: int  # bytes of the gradients of all weights
 
 
@@ -64,42 +65,46 @@ def plan_on(recipe: Recipe, hardware: Hardware) -> Plan:
 
 
 def first_batch(recipe: Recipe, examples: Examples) -> Any:
-    """Returns one batch as the model is trained on it, without augmentation."""
+    """Returns one batch as the model is trained on it. Its images are not changed, but its targets are shares of
+    classes if an augmentation mixes them.
+    """
     decided = plan_on(recipe, Hardware(logical_cores=1, memory_bytes=0, tensorflow_version=tf.__version__))
     options = {**pipeline_settings(recipe.data), "augment": None}
-    return next(iter(decided.pipeline(examples, training=False, **options)))
+    batch = next(iter(decided.pipeline(examples, training=False, **options)))
+    augmentation = recipe.data.augmentation(examples)
+    return batch if augmentation is None else augmentation.one_hot(batch)
 
 
 def compiled_model(recipe: Recipe, examples: Examples, decided: Plan) -> keras.Model:
     """Returns the model of a recipe, compiled by Keras with the optimizer, the loss and the metrics of the recipe."""
-    task = recipe.find_task()
-    soft = task.soft_loss if are_shares(examples, task) else None
     with decided.scope():
         model = recipe.model.build(examples.input_shape, examples.outputs)
         model.compile(
             optimizer=decided.optimizer(steps_per_epoch=1),
-            loss=(soft or task.loss)(examples),
-            metrics=task.metrics(examples),
+            loss=loss_of(recipe, examples, recipe.data.augmentation(examples)),
+            metrics=recipe.find_task().metrics(examples),
             jit_compile=False,
         )
     return model
 
 
+def batch_specs(recipe: Recipe, batch: Any) -> Any:
+    """Returns the specs of a micro-batch of a recipe, from any batch of its examples."""
+    size = math.ceil(recipe.training.global_batch_size / recipe.training.accumulate)
+    return keras.tree.map_structure(lambda value: tf.TensorSpec([size, *value.shape[1:]], value.dtype), batch)
+
+
 def recipe_step(recipe: Recipe, examples: Examples, batch: Any, decided: Plan) -> RecipeStep:
     """Traces the training step of a recipe under a plan. Under XLA, its kernels are fused."""
-    accumulate = recipe.training.accumulate
-    size = math.ceil(recipe.training.global_batch_size / accumulate)
-    specs = keras.tree.map_structure(lambda value: tf.TensorSpec([size, *value.shape[1:]], value.dtype), batch)
+    specs = batch_specs(recipe, batch)
     model = compiled_model(recipe, examples, decided)
     graph, _ = train_graph(model, specs)
-    found = kernels(graph, fused=decided.jit_compile)
-    memory = training_memory(model, size, optimizer=model.optimizer, inputs=specs[0])
     trained = sum(math.prod(variable.shape) * variable.value.dtype.size for variable in model.trainable_variables)
     return RecipeStep(
         examples=recipe.training.global_batch_size,
-        accumulate=accumulate,
-        kernels=found,
-        memory=memory,
+        accumulate=recipe.training.accumulate,
+        kernels=kernels(graph, fused=decided.jit_compile),
+        memory_bytes=step_bytes(graph, model, specs),
         gradient_bytes=trained,
     )
 

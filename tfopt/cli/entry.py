@@ -14,9 +14,10 @@ from importlib.metadata import version
 
 from tfopt.cli.artifacts import export_command, inspect_command, publish_command, report_command, verify_command
 from tfopt.cli.bench import bench_command
-from tfopt.cli.commands import devices_command, init_command, run_command
+from tfopt.cli.commands import init_command, run_command
 from tfopt.cli.compress import compress_command
 from tfopt.cli.data import data_command
+from tfopt.cli.devices import devices_command
 from tfopt.cli.exit_codes import BROKEN_PIPE, SUCCESS, WRONG_USE, report_error
 from tfopt.cli.lists import models_command, recipes_command
 from tfopt.cli.preparation import FLAG, code_of_files_allowed
@@ -39,7 +40,7 @@ usage: tfopt COMMAND [OPTIONS]
   recipes [NAME]       list the recipes, or show one; recipes diff A B lists the settings in which two differ
   init DIR             write a script and a TOML file to start a project of your own
   models [NAME]        list the model builders and published models, or build one and count its cost
-  devices              show the processor, the memory and the GPUs of this machine
+  devices              show this machine's processor, memory and GPUs; --advise and --audit tell of others
   compress MODEL OUT   search for smaller and faster artifacts of a model within a budget
   export IN OUT        write a model (.keras or SavedModel) as a SavedModel: float32, int8, ...
   verify DIR           measure an exported artifact in a fresh process

@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfopt.errors import check_keras_backend
+from tfopt.terminal import notices_hidden
 
 if TYPE_CHECKING:
     from tfopt.recipe import Recipe
@@ -67,17 +67,7 @@ def start_tensorflow() -> None:
     """
     check_keras_backend()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # TensorFlow obeys it from its first operation on
-    with tempfile.TemporaryFile() as notices:
-        stderr = os.dup(2)
-        os.dup2(notices.fileno(), 2)
-        try:
-            import tensorflow as tf
+    with notices_hidden():
+        import tensorflow as tf
 
-            tf.config.list_physical_devices()
-        except BaseException:
-            notices.seek(0)
-            os.write(stderr, notices.read())
-            raise
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
+        tf.config.list_physical_devices()

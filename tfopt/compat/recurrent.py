@@ -26,7 +26,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.compat.checks import check_reads, private
+from tfopt.compat.checks import check_reads, private, private_module
 from tfopt.compat.replace import replaced
 
 STEPS_PER_TURN = 4
@@ -34,6 +34,27 @@ STEPS_PER_TURN = 4
 BYTES_TOGETHER = 64 * 2**20
 ARGUMENTS = ("sequences", "initial_state", "mask", "training")
 Step = Callable[..., tuple[Any, ...]]  # (inputs times kernel, *states) -> the next states, of which the first is output
+
+
+@contextlib.contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """While a model is traced, lets Keras' LSTM and GRU choose as on a machine with a GPU: the kernel of cuDNN.
+
+    It replaces `_is_gpu_available` of keras.src.backend.tensorflow.rnn, which looks for a GPU; there is no public
+    switch.
+
+    Example:
+        >>> layer = keras.layers.LSTM(4)
+        >>> with as_on_a_gpu():
+        ...     call = tf.function(lambda x: layer(x)).get_concrete_function(tf.TensorSpec((1, 8, 3)))
+        >>> "CudnnRNNV3" in {operation.type for operation in call.graph.get_operations()}
+        True
+    """
+    module = private_module("keras.src.backend.tensorflow.rnn")
+    private(module, "_is_gpu_available", takes=())
+    check_reads(private(module, "cudnn_ok"), "_is_gpu_available")
+    with replaced(module, _is_gpu_available=lambda: True):
+        yield
 
 
 @contextlib.contextmanager

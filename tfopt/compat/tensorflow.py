@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfopt.compat.checks import check_reads, imported, private
 from tfopt.compat.replace import replaced
+from tfopt.terminal import notices_hidden
 
 
 def eager_seed() -> int | None:
@@ -97,12 +98,29 @@ def op_definition(op: str) -> Any:
     return find_op()(op)
 
 
-@functools.cache  # asked for each node of a function
-def has_cpu_kernel(op: str) -> bool:
-    """Returns whether an operation runs on a CPU without XLA: `get_registered_kernels_for_op`; none is public."""
+@functools.cache  # asked for each node of a graph
+def kernels_of(op: str) -> tuple[Any, ...]:
+    """Returns the KernelDefs of an operation for all devices: `get_registered_kernels_for_op`; none is public.
+
+    TensorFlow's package for Linux holds the kernels for GPUs, so a machine without a GPU lists them too. Those of XLA
+    are registered when XLA first compiles.
+    """
     module = "tensorflow.python.framework.kernels"
-    kernels = imported(module, "get_registered_kernels_for_op", takes=("name",))(op).kernel
-    return any(kernel.device_type in ("CPU", "DEFAULT") for kernel in kernels)
+    return tuple(imported(module, "get_registered_kernels_for_op", takes=("name",))(op).kernel)
+
+
+@functools.cache
+def register_xla_kernels() -> None:
+    """Lets XLA lower something for a GPU, for `kernels_of`. Where there is none, its search for one complains."""
+    one = tf.function(lambda: tf.constant(1) + 1, jit_compile=True)
+    with notices_hidden():
+        one.experimental_get_compiler_ir()(stage="hlo", platform_name="GPU")
+    kernels_of.cache_clear()
+
+
+def has_cpu_kernel(op: str) -> bool:
+    """Returns whether an operation runs on a CPU without XLA."""
+    return any(kernel.device_type in ("CPU", "DEFAULT") for kernel in kernels_of(op))
 
 
 def converter_error() -> type[Exception]:

@@ -69,7 +69,7 @@ def freeze(
     if isinstance(source, (str, Path)) and Path(source).suffix == ".keras":
         source = load_keras(Path(source), trusted)
     if isinstance(source, (str, Path)):
-        function, name = _saved_model_function(Path(source), signature, trusted), Path(source).name
+        function, name = saved_model_function(Path(source), signature, trusted), Path(source).name
         outputs = _name_outputs(function.structured_outputs)  # sorted, as they are flattened
     elif isinstance(source, keras.Model):
         function, name = _keras_function(source), source.name
@@ -267,7 +267,8 @@ def _remedy(error: BaseException) -> str:
     return "Save it again."
 
 
-def _saved_model_function(directory: Path, signature: str, trusted: bool) -> Any:
+def saved_model_function(directory: Path, signature: str, trusted: bool) -> Any:
+    """Returns the concrete function of a signature of a SavedModel. It is refused if it would touch files or Python."""
     if not (directory / "saved_model.pb").is_file():
         raise ArtifactError(
             f"source must be the directory of a SavedModel. Received: {directory}, which holds no saved_model.pb. "

@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs for data centers: peak rates, memory, power and links, from the datasheets."""
+"""NVIDIA's GPUs, most of them for data centers: peak rates, memory, power and links, from the datasheets."""
 
 from __future__ import annotations
 
@@ -66,6 +66,10 @@ GPU_CARDS: dict[str, GpuCard] = {
     # "NVIDIA L4 Tensor Core GPU" and "NVIDIA L40S" datasheets, 2023.
     "L4": GpuCard(_peaks(30.3, 60.0, 121.0, 242.5), 24, 300, 72, None, 4, (8, 9)),
     "L40S": GpuCard(_peaks(91.6, 183.0, 362.05, 733.0), 48, 864, 350, None, 4, (8, 9)),
+    # "NVIDIA Ada GPU Architecture" and "NVIDIA RTX Blackwell GPU Architecture" white papers. The half-precision rates
+    # are those with sums in float32, as TensorFlow computes.
+    "RTX 4090": GpuCard(_peaks(82.6, 82.6, 165.2, 660.6), 24, 1008, 450, None, 4, (8, 9)),
+    "RTX 5090": GpuCard(_peaks(104.8, 104.8, 209.5, 838.0), 32, 1792, 575, None, 5, (12, 0)),
     # "NVIDIA H100 Tensor Core GPU" datasheets: PCIe of 2022, SXM and NVL of 2024.
     "H100 PCIE": GpuCard(_peaks(51.0, 378.0, 756.5, 1513.0), 80, 2000, 350, 600, 5, (9, 0)),
     "H100 NVL": GpuCard(_HOPPER_NVL, 94, 3900, 400, 600, 5, (9, 0)),
@@ -77,6 +81,10 @@ GPU_CARDS: dict[str, GpuCard] = {
     # ("NVIDIA Blackwell Architecture" technical brief).
     "B200": GpuCard(_peaks(75.0, 1100.0, 2250.0, 4500.0), 180, 8000, 1000, 1800, 5, (10, 0)),
 }
+
+
+# Words of the names of GPUs that have less than what the datasheet of their namesake says.
+LESS = frozenset({"MIG", "GRID", "LAPTOP", "MAX", "D"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,36 +135,58 @@ def peak_tflops(gpu_name: str) -> dict[str, float] | None:
 def find_card(gpu_name: str) -> GpuCard | None:
     """Returns what the datasheet of a GPU says, or None if the GPU is not in the table.
 
-    A slice of a GPU (MIG, vGPU) has only a share of it, which its name does not give, so it is unknown too.
+    A slice of a GPU (MIG, vGPU) has only a share of it, which its name does not give, so it is unknown too. The same
+    holds for the laptop form of a GPU, and for the D form, which have lower rates.
     """
     words = _words(gpu_name)
-    if words & {"MIG", "GRID"}:
+    if words & LESS:
         return None
     return next((card for key, card in GPU_CARDS.items() if set(key.split()) <= words), None)
 
 
 def card_name(name: str) -> str:
-    """Returns the name that a GPU has in GPU_CARDS: of its own name, a product name, or a part such as "h100".
+    """Returns the name that a GPU has in GPU_CARDS: of its own name, a product name, or in short, such as "h100".
 
-    A part that several GPUs have in common means the one with the highest peak rate.
+    A part that several GPUs have in common means the one with the highest peak rate, of those with the memory that the
+    name gives.
 
     Raises:
         ConfigError: There is no such GPU in the table.
     Example:
         >>> card_name("H100"), card_name("a100"), card_name("NVIDIA H100 80GB HBM3")
         ('H100 HBM3', 'A100', 'H100 HBM3')
+        >>> card_name("A100-80GB"), card_name("H100 SXM5 80GB"), card_name("rtx4090"), card_name("V100-32GB")
+        ('A100 SXM4 80GB', 'H100 HBM3', 'RTX 4090', 'V100 SXM3')
     """
     if name.upper() in GPU_CARDS:
         return name.upper()
     words = _words(name)
     of_part = [key for key in GPU_CARDS if words and words <= set(key.split())]
     if of_part:
-        return max(of_part, key=lambda key: GPU_CARDS[key].peak_tflops["float16"])
+        return max(of_part, key=_half_rate)
     of_product = next((key for key, card in GPU_CARDS.items() if card is find_card(name)), None)
-    if of_product is None:
+    if of_product is not None:
+        return of_product
+    sizes = {int(word[:-2]) for word in words if re.fullmatch(r"[0-9]+GB", word)}
+    of_family = [
+        key
+        for key, card in GPU_CARDS.items()
+        if _family(key) <= words and not words & LESS and (not sizes or card.memory_gib in sizes)
+    ]
+    if not of_family:
         raise unknown_name("card", name, GPU_CARDS)
-    return of_product
+    return max(of_family, key=_half_rate)
+
+
+def _family(key: str) -> set[str]:
+    """Returns the words that name the family of a card of the table: its first, or of an RTX its first two."""
+    words = key.split()
+    return set(words[:2]) if words[0] == "RTX" else {words[0]}
+
+
+def _half_rate(key: str) -> float:
+    return GPU_CARDS[key].peak_tflops["float16"]
 
 
 def _words(name: str) -> set[str]:
-    return set(re.findall(r"[A-Z0-9]+", name.upper()))
+    return set(re.findall(r"[A-Z0-9]+", re.sub(r"RTX(?=[0-9])", "RTX ", name.upper())))

@@ -4,6 +4,7 @@ Start in record.py, the base of all. A record holds only numbers and text, print
 This package does not import TensorFlow. An unknown value is `None`, and `unavailable` gives the reason.
 """
 
+from tfopt.report.audit import Audit, OpWithoutKernel
 from tfopt.report.benchmark import BenchmarkedModel, BenchmarkReport, CallTimes, Fastest
 from tfopt.report.profile import Diagnosis, DiagnosisReport, OperatorTime, StepBreakdown, TraceSummary
 from tfopt.report.receipt import MARKED_LOSS, Receipt, lost_score, score_change, score_names
@@ -12,6 +13,7 @@ from tfopt.report.run_report import Phase, RunReport, Utilization
 from tfopt.report.serving import ServingTimes, ThreadTimes
 
 __all__ = [
+    "Audit",
     "BenchmarkReport",
     "BenchmarkedModel",
     "CallTimes",
@@ -21,6 +23,7 @@ __all__ = [
     "DiagnosisReport",
     "Fastest",
     "MARKED_LOSS",
+    "OpWithoutKernel",
     "OperatorTime",
     "PassReport",
     "Phase",

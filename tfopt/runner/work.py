@@ -136,7 +136,7 @@ class Work:
             self.model,
             decided,
             optimizer=optimizer,
-            loss=self._loss(),
+            loss=loss_of(self.recipe, self.examples, self._augmentation),
             metrics=self.task.metrics(self.examples),
             augment=self._on_device,
         )
@@ -169,13 +169,6 @@ class Work:
         """Returns batches of the examples, with the recipe's settings of the pipeline."""
         settings = pipeline_settings(self.recipe.data)
         return decided.pipeline(self.examples, training=training, augment=self._on_host, **settings)
-
-    def _loss(self) -> Any:
-        soft_loss = self.task.soft_loss
-        mixed = self._augmentation is not None and self._augmentation.needs_one_hot
-        of_shares = mixed or are_shares(self.examples, self.task)
-        make = soft_loss if soft_loss is not None and of_shares else self.task.loss
-        return smoothed(make(self.examples), self.recipe.training.label_smoothing)
 
     def note(self, report: PassReport) -> None:
         """Records and prints the report of a pass."""
@@ -248,6 +241,14 @@ def begin(
     if on_device:
         decided = replace(decided, data=replace(recipe.data, augment=replace(recipe.data.augment, where="device")))
     return Work(recipe, decided, examples, augmentation, on_device, console)
+
+
+def loss_of(recipe: Recipe, examples: Examples, augmentation: Augmentation | None) -> Any:
+    """Returns the loss of a recipe, for targets as its augmentation leaves them."""
+    task = recipe.find_task()
+    mixed = augmentation is not None and augmentation.needs_one_hot
+    make = task.soft_loss if task.soft_loss is not None and (mixed or are_shares(examples, task)) else task.loss
+    return smoothed(make(examples), recipe.training.label_smoothing)
 
 
 def place_augmentation(recipe: Recipe, examples: Examples, plan: Plan) -> tuple[Augmentation | None, list[Decision]]:

@@ -116,7 +116,7 @@ def compilation_cause(error: BaseException, model: keras.Model) -> str:
     else:
         lines = [line.strip() for line in message.splitlines()]
         what = next((line for line in lines if line and not line.startswith(_NOISE)), type(error).__name__)
-    layer = _layer_of(node, model) if node else None
+    layer = layer_of(node, model) if node else None
     place = f", in layer {layer[0]!r} ({type(layer[1]).__name__})" if layer else f", at {node}" if node else ""
     return f"XLA could not compile the step: {what.rstrip('.')}{place}"
 
@@ -126,7 +126,7 @@ def _first(pattern: str, text: str) -> str | None:
     return found[1] if found else None
 
 
-def _layer_of(node: str, model: keras.Model) -> tuple[str, keras.Layer] | None:
+def layer_of(node: str, model: keras.Model) -> tuple[str, keras.Layer] | None:
     """Returns the innermost layer whose path is in the scopes of a node: `net_1/rotate_1/Op` is in layer `rotate`."""
     # TensorFlow adds _1 to a scope that it has used before.
     scopes = [{scope, re.sub(r"_\d+$", "", scope)} for scope in node.split("/")]

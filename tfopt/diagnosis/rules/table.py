@@ -8,7 +8,7 @@ from functools import partial
 
 from tfopt.compat.plain import DETOURS
 from tfopt.diagnosis.measured import Measured
-from tfopt.diagnosis.rules import compute, detours, host, input
+from tfopt.diagnosis.rules import compute, detours, gpu, host, input
 from tfopt.report import Diagnosis
 
 _TF_DATA = "https://www.tensorflow.org/guide/data_performance"
@@ -18,6 +18,8 @@ _TENSOR_CORES = "https://docs.nvidia.com/deeplearning/performance/dl-performance
 _XLA = "https://openxla.org/xla/tf2xla"
 _ROOFLINE = "https://docs.nvidia.com/deeplearning/performance/dl-performance-gpu-background/"
 _NOISE = "https://arxiv.org/abs/1812.06162"
+_DEVICES = "https://www.tensorflow.org/guide/gpu"
+_CUDA = "https://docs.nvidia.com/cuda/cuda-c-programming-guide/"
 _NVML = "https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"
 
 
@@ -77,6 +79,12 @@ RULES: tuple[Rule, ...] = (
          remedy="copy at the end of an epoch"),
     Rule(cause="host_metric", check=host.host_metrics, source=_FUNCTION,
          threshold="the step calls Python, and the metrics take 5% of the time", remedy="a metric of keras.metrics"),
+    Rule(cause="host_operations", check=gpu.host_operations, source=_DEVICES,
+         threshold="operations of the step have no kernel for GPUs, on a GPU without XLA",
+         remedy="other operations, or the input pipeline"),
+    Rule(cause="no_machine_code", check=gpu.no_machine_code, source=_CUDA,
+         threshold="TensorFlow was not built for the compute capability of the GPU",
+         remedy="keep the driver's cache, or another TensorFlow"),
     Rule(cause="small_batch", check=compute.small_batch, source=_TENSOR_CORES,
          threshold="fewer than 16 examples per replica, and 8 times as many save 10% per example",
          remedy="a larger batch"),

@@ -266,6 +266,19 @@ def training_memory(
     )
 
 
+def step_bytes(graph: Any, model: keras.Model, specs: Any) -> int:
+    """Returns the estimated memory of a traced training step: variables, a batch, and the tensors at the peak.
+
+    Args:
+        graph: The graph of the step, as `train_graph` returns it.
+        model: The compiled model.
+        specs: The specs of a batch.
+    """
+    variables = [*model.variables, *(() if model.optimizer is None else model.optimizer.variables)]
+    given = [each for each in keras.tree.flatten(specs) if each is not None]
+    return _sum_bytes(variables) + _sum_bytes(given) + peak_memory(graph).total_bytes
+
+
 def _step_graph(model: keras.Model, optimizer: keras.optimizers.Optimizer, specs: Any) -> tuple[Any, list[Any]]:
     """Returns the graph of a training step, and the gradients in it."""
     found: list[Any] = []

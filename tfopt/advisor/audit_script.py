@@ -1,0 +1,98 @@
+"""Audits an unmodified script: it runs to its first `fit`, whose training step is traced, and ends there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from tfopt.errors import TfoptError, TrainingError
+from tfopt.scripts.hook import script_line
+from tfopt.scripts.run_script import run_script
+
+if TYPE_CHECKING:
+    import keras
+
+    from tfopt.report import Audit
+
+
+class _EndError(BaseException):
+    """Ends a fit that has made its batches; no `except Exception` of the script holds it up."""
+
+
+class _AuditHook:
+    """A `FitHook` that takes the model and a batch of the first fit, and ends the script."""
+
+    def __init__(self, card: str | None) -> None:
+        self._card = card
+        self.audit: Audit | None = None
+        self.error: TfoptError | None = None
+
+    def compile(
+        self, model: keras.Model, original: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        original(*args, **kwargs)
+
+    def fit(
+        self, model: keras.Model, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        from tfopt.advisor.audit import audit
+        from tfopt.compat.replace import replaced
+
+        place, batches = script_line(), []
+
+        def step(iterator: Any) -> None:
+            batches.append(next(iterator))
+            raise _EndError
+
+        def make(force: bool = False) -> None:
+            model.train_function = step
+
+        try:
+            with replaced(model, make_train_function=make):
+                original(*args, **kwargs)
+        except _EndError:
+            try:
+                found = audit(model, batches[0], card=self._card)
+                self.audit = replace(found, name=f"{found.name}, fit in {place}")
+            except TfoptError as error:
+                self.error = error
+        raise SystemExit(0)
+
+
+def audit_script(path: str, arguments: Sequence[str], card: str | None = None) -> tuple[int, Audit | TrainingError]:
+    """Runs a script as Python would up to its first `fit`, and audits the training step of its model.
+
+    Args:
+        path: The script, or "-m" with the name of a module as the first of the arguments.
+        arguments: The words of the script.
+        card: A GPU, as in `tfopt.audit`.
+    Returns: The exit code of the script, and the audit; or why there is none.
+    Raises:
+        ConfigError: There is no such script, or no such card; see `run_script`.
+    Example:
+        >>> import pathlib, tempfile
+        >>> text = '''
+        ... import keras, numpy as np
+        ... model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
+        ... model.compile("sgd", "mse")
+        ... model.fit(np.ones((64, 8)), np.ones((64, 8)))
+        ... '''
+        >>> with tempfile.TemporaryDirectory() as directory:
+        ...     script = pathlib.Path(directory, "train.py")
+        ...     _ = script.write_text(text)
+        ...     code, found = audit_script(str(script), [], "A100")
+        >>> code, found.batch_size, found.problems
+        (0, 32, [])
+    """
+    hook = _AuditHook(card)
+    code = run_script(path, arguments, hook)
+    if hook.error is not None:
+        raise hook.error
+    if hook.audit is None:
+        name = f"-m {arguments[0]}" if path == "-m" and arguments else path
+        return code, TrainingError(
+            f"The script must train with keras.Model.fit. Received: {name}, which did not call it, or whose fit made "
+            "no batch. Call tfopt.audit on its model."
+        )
+    return code, hook.audit
