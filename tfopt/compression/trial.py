@@ -98,7 +98,7 @@ def healing(recipe: Recipe) -> TrainingConfig:
     return replace(recipe.training, **changed)
 
 
-class WriteLosses(keras.callbacks.Callback):  # type: ignore[misc]
+class WriteLosses(keras.callbacks.Callback):
     """Writes the loss of the validation part after each epoch to a file, which `read_losses` reads meanwhile."""
 
     def __init__(self, file: Path) -> None:
