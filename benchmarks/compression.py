@@ -27,7 +27,7 @@ import matplotlib.pyplot as plt
 import tyro
 
 import tfopt
-import tfopt.tasks.label_smoothing  # noqa: F401 - a trained file names its loss
+import tfopt.tasks.label_smoothing  # a trained file names its loss
 from tfopt.atomic.files import write_text
 from tfopt.compression.config import DROP
 from tfopt.data import Examples, epoch_steps
