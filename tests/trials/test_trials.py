@@ -36,6 +36,23 @@ def test_a_failure_a_crash_and_a_hang_are_outcomes(tmp_path, monkeypatch, name, 
     assert reason in outcome.failure
 
 
+def test_a_call_that_is_not_worth_its_time_is_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(process, "GRACE_S", 0.1)
+    file = tmp_path / "losses.txt"
+
+    def why_give_up():
+        losses = file.read_text().split() if file.exists() else []
+        return f"its loss is {losses[2]} after 3 epochs" if len(losses) >= 3 else ""
+
+    outcome = call_apart("tried:learn", {"file": str(file), "epochs": 1000}, tmp_path, 60.0, why_give_up)
+    assert outcome.failure == "its loss is 0.97 after 3 epochs"
+    assert outcome.given_up
+    assert outcome.seconds < 30
+    assert read_outcome(tmp_path) == outcome
+    file.unlink()
+    assert call_apart("tried:learn", {"file": str(file), "epochs": 2}, tmp_path, 60.0, why_give_up).result == 2
+
+
 def test_a_seed_proposes_the_same_trials_whatever_was_measured_and_stopped(tmp_path):
     whole = study_in(tmp_path).propose(4)
     assert len(whole) == 4
@@ -47,7 +64,6 @@ def test_a_seed_proposes_the_same_trials_whatever_was_measured_and_stopped(tmp_p
     again = study_in(tmp_path, name="stopped.db")
     assert again.propose(4) == whole
     assert again.open == {3}
-    assert again.finished == {0, 1}
     assert study_in(tmp_path, seed=1, name="other.db").propose(2) != again.propose(2)
 
 
@@ -66,7 +82,6 @@ def test_a_trial_whose_proposal_was_stopped_counts_as_failed(tmp_path):
     assert again.open == {0, 1}
     assert set(again.propose(3)) == {0, 2}
     assert again.open == {0, 2}
-    assert again.finished == {1}
 
 
 @pytest.mark.slow

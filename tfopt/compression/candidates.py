@@ -1,9 +1,14 @@
-"""Candidates: how many channels each group loses for a share of the multiply-adds, and which one to train next."""
+"""Candidates: how many channels each group loses for a share of the multiply-adds, and which are worth a training.
+
+What was measured decides, by rules that are functions of plain figures: `interval` and `farthest` choose the next one,
+`why_leave_out` says which need no training, and `why_give_up` which training need not go on.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +18,9 @@ import keras
 import numpy as np
 
 from tfopt.atomic.files import write_text
+from tfopt.compression.front import show_figure
 from tfopt.data import Examples
+from tfopt.errors import UnsupportedModelError
 from tfopt.pruning import StructuredPruningConfig
 from tfopt.pruning.sensitivity import sensitivity
 from tfopt.pruning.sensitivity_curves import Sensitivity
@@ -25,6 +32,11 @@ PARTS = (1 / 3, 2 / 3, 1.0)  # of the largest share that a group may lose, at wh
 BATCH, BATCHES = 64, 4
 HALVINGS = 20
 NEAR = 0.02  # shares of the multiply-adds this near to each other, as a ratio, are the same model
+MOST_LEFT = 0.98  # of the multiply-adds; what leaves more is the same model
+MARGIN = 1.25  # a prediction must exceed a bound by this factor to leave a candidate out
+TOO_SMALL = 0.8  # of a share at which too much of the score was lost
+WARM_UP = 1 / 3  # of a training, which is not given up before
+FEWEST = 2  # other trainings with which one must be compared
 
 
 def most_ratios(model: keras.Model, config: StructuredPruningConfig) -> dict[str, float]:
@@ -100,6 +112,22 @@ class Allocation:
         return {name: round(min(ratio, most), 6) for name, most in self.most.items()}
 
 
+def possible_shares(allocation: Allocation, model: keras.Model, config: StructuredPruningConfig) -> tuple[float, float]:
+    """Returns the smallest and the largest share of the multiply-adds that a search may try.
+
+    Raises:
+        UnsupportedModelError: Next to nothing can be removed.
+    """
+    least = round(allocation.least + 5e-4, 3)
+    if least < MOST_LEFT:
+        return least, MOST_LEFT
+    raise UnsupportedModelError(
+        f"model must have channels that can be removed. Received: {model.name!r}, which keeps {least:.1%} of its "
+        f"multiply-adds at the least, with round_to={config.round_to} and max_ratio={config.max_ratio:g}. Set a "
+        "smaller round_to, or export it in int8."
+    )
+
+
 def predicted(share: float, measured: Iterable[tuple[float, float]]) -> float:
     """Returns a figure at a share of the multiply-adds, on straight lines between the measured shares.
 
@@ -109,6 +137,79 @@ def predicted(share: float, measured: Iterable[tuple[float, float]]) -> float:
     """
     shares, figures = zip(*sorted(measured), strict=True)
     return float(np.interp(share, shares, figures))
+
+
+def interval(drops: Mapping[float, float], bound: float | None) -> tuple[float, float]:
+    """Returns the largest share at which too much score was lost, and the smallest at which it was not.
+
+    Args:
+        drops: The loss of score by the share of the multiply-adds.
+        bound: The largest loss allowed. Without one, the interval is everything.
+    Example:
+        >>> interval({0.2: 0.03, 0.3: 0.01, 0.5: 0.0}, bound=0.005)
+        (0.3, 0.5)
+    """
+    if bound is None:
+        return 0.0, 1.0
+    high = min((share for share, drop in drops.items() if drop <= bound), default=1.0)
+    return max((share for share, drop in drops.items() if drop > bound and share < high), default=0.0), high
+
+
+def why_leave_out(
+    share: float,
+    too_small: float,
+    measured: Iterable[tuple[float, Mapping[str, float]]],
+    budget: Mapping[str, float],
+) -> str:
+    """Returns why a candidate needs no training; nothing if it does.
+
+    Args:
+        share: Its share of the multiply-adds.
+        too_small: The largest share at which too much score was lost.
+        measured: Shares with their figures of size and speed.
+        budget: The bounds of these figures.
+    Example:
+        >>> why_leave_out(0.5, 0.0, [(0.0, {"bytes": 0.0}), (1.0, {"bytes": 80_000.0})], {"bytes": 30_000})
+        'bytes would be about 40.0 kB'
+    """
+    if share < TOO_SMALL * too_small:
+        return f"a model with {too_small:.1%} of the multiply-adds loses too much"
+    known = list(measured)
+    for name, bound in budget.items():
+        value = predicted(share, [(other, figures[name]) for other, figures in known])
+        if value > MARGIN * bound:
+            return f"{name} would be about {show_figure(name, value)}"
+    return ""
+
+
+def why_give_up(losses: Sequence[float], smaller: Iterable[Sequence[float]], epochs: int) -> str:
+    """Returns why a training need not go on; nothing if it should.
+
+    It will hardly lead to the front where smaller models do better: where its least loss so far exceeds the median of
+    what they had reached after as many epochs. That is the median stopping rule, among models that are no larger.
+
+    Args:
+        losses: Its loss after each epoch.
+        smaller: The losses of models with as many multiply-adds or fewer.
+        epochs: The length of the training.
+    Example:
+        >>> why_give_up([0.9, 0.8], [[0.7, 0.6, 0.5], [0.8, 0.7, 0.6]], epochs=3)
+        'after 2 of 3 epochs its loss is 0.8, and the median of smaller models was 0.65'
+        >>> why_give_up([0.9, 0.6], [[0.7, 0.6, 0.5], [0.8, 0.7, 0.6]], epochs=3)
+        ''
+
+    Reference:
+        Golovin et al., "Google Vizier: A Service for Black-Box Optimization", KDD 2017.
+    """
+    done = len(losses)
+    reached = [min(each[:done]) for each in smaller if len(each) >= done]
+    if done < WARM_UP * epochs or done in (0, epochs) or len(reached) < FEWEST:
+        return ""
+    median = statistics.median(reached)
+    if min(losses) <= median:
+        return ""
+    reason = f"its loss is {min(losses):.3g}, and the median of smaller models was {median:.3g}"
+    return f"after {done} of {epochs} epochs {reason}"
 
 
 def farthest(shares: Mapping[int, float], known: Sequence[float], low: float, high: float) -> int | None:

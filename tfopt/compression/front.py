@@ -48,8 +48,9 @@ class TrialRecord(Record):
         number: The number of the trial.
         settings: What was proposed.
         multiply_adds: Share of the multiply-adds that it leaves.
-        state: "measured", "failed", "left out" or "open", which time did not suffice for.
-        reason: Why it failed or was left out.
+        state: "measured", "failed", "given up" during its training, "left out" before it, or "open", which time did not
+            suffice for.
+        reason: Why it failed, was given up or left out.
     """
 
     number: int
@@ -214,6 +215,9 @@ class CompressionReport(Record, Shown):
         title = f"compression of {self.directory}: {measured} of {len(self.trials)} proposals trained and measured"
         heads = ("", "multiply-adds", *names)
         table = Table(head=heads, rows=rows, figures=range(1, len(heads)), folded="")
+        given_up = sum(each.state == "given up" for each in self.trials)
+        if given_up:
+            words.append(("given up", f"{given_up}, which learned less than smaller models"))
         shown = [*(words if self.budget else words[1:]), *(("failed", each) for each in failed)]
         return Sheet(title=title, tables=[table, Table(rows=shown)])
 

@@ -21,7 +21,16 @@ from tfopt.atomic.directories import exclusive
 from tfopt.atomic.files import write_text
 from tfopt.atomic.own_files import write_own
 from tfopt.compat.kinds import check_keras_3
-from tfopt.compression.candidates import Allocation, farthest, measure_sensitivity, most_ratios, predicted
+from tfopt.compression.candidates import (
+    Allocation,
+    farthest,
+    interval,
+    measure_sensitivity,
+    most_ratios,
+    possible_shares,
+    why_give_up,
+    why_leave_out,
+)
 from tfopt.compression.config import BYTES, DROP, MEMORY, CompressionConfig, changes_in, latency_at
 from tfopt.compression.directory import prepare
 from tfopt.compression.front import (
@@ -33,7 +42,7 @@ from tfopt.compression.front import (
     front,
     show_figure,
 )
-from tfopt.compression.trial import ARTIFACT, BASELINE, RECIPE
+from tfopt.compression.trial import ARTIFACT, BASELINE, LOSSES, RECIPE, read_losses
 from tfopt.data import Examples
 from tfopt.data.arguments import optional_package
 from tfopt.distillation import distill
@@ -49,10 +58,7 @@ from tfopt.trials.study import STARTUP, Study
 STUDY, SENSITIVITY, REPORT, PLOT = "study.db", "sensitivity.json", "report.json", "front.svg"
 SMALLEST, UNSHRUNK = "smallest", "unshrunk"
 MOST_PROPOSALS = 8 * STARTUP  # of one call
-MARGIN = 1.25  # a prediction must exceed a bound by this factor to leave a candidate out
-TOO_SMALL = 0.8  # of a share at which too much of the score was lost
 NOISE = 1.05  # of a measured latency
-MOST_LEFT = 0.98  # of the multiply-adds; what leaves more is the same model
 OnStep = Callable[[str], object]
 
 
@@ -177,8 +183,8 @@ class _Search:
         self.allocation = Allocation(found, self.most)
         self.study = self._open_study()
         self.most_proposals = len(self.study.propose(0)) + MOST_PROPOSALS  # another budget may want others
-        for finished in self.study.finished:  # by an earlier call
-            self._take(finished, read_outcome(self._folder_of(finished)))
+        for ended in self.study.propose(0).keys() - self.study.open:  # in an earlier call
+            self._take(ended, read_outcome(self._folder_of(ended)))
         while (number := self._next(self.study)) is not None:
             self._try(self.study, number)
 
@@ -187,7 +193,7 @@ class _Search:
         outcome = read_outcome(self.folder / name)
         if outcome is None or outcome.failure:
             self.on_step(f"measuring the {name} model")
-            outcome = self._call(name, ratios, heals=False, limit_s=max(self.left_s, 1.0))
+            outcome = self._call(name, ratios, limit_s=max(self.left_s, 1.0))
         if outcome.failure and self.left_s <= 0:
             raise ConfigError(
                 "time_limit_s must suffice for the measurement of two artifacts. Received: "
@@ -221,15 +227,9 @@ class _Search:
 
     def _open_study(self) -> Study:
         optuna: Any = optional_package("optuna", "compress", "A compression")
-        least = round(self.allocation.least + 5e-4, 3)
-        if least >= MOST_LEFT:
-            raise UnsupportedModelError(
-                f"model must have channels that can be removed. Received: {self.model.name!r}, which keeps "
-                f"{least:.1%} of its multiply-adds at the least, with round_to={self.config.shrink.round_to} and "
-                f"max_ratio={self.config.shrink.max_ratio:g}. Set a smaller round_to, or export it in int8."
-            )
+        shares = possible_shares(self.allocation, self.model, self.config.shrink)
         space = {
-            "multiply_adds": optuna.distributions.FloatDistribution(least, MOST_LEFT, log=True),
+            "multiply_adds": optuna.distributions.FloatDistribution(*shares, log=True),
             "amounts": optuna.distributions.CategoricalDistribution(("sensitive", "even")),
         }
         return Study(self.folder / STUDY, "compression", self._told, space, self.config.seed)
@@ -262,26 +262,20 @@ class _Search:
         return None
 
     def _interval(self) -> tuple[float, float]:
-        """Returns the largest share at which too much score was lost, and the smallest at which it was not."""
-        bound = self.config.max_score_drop
-        if bound is None:
-            return 0.0, 1.0
-        found = {each.multiply_adds: each.figures[DROP] <= bound for each in self.models.values()}
-        high = min((share for share, kept in found.items() if kept), default=1.0)
-        return max((share for share, kept in found.items() if not kept and share < high), default=0.0), high
+        drops = {each.multiply_adds: each.figures[DROP] for each in self.models.values()}
+        return interval(drops, self.config.max_score_drop)
 
     def _reason_to_leave_out(self, share: float) -> str:
-        low, _ = self._interval()
-        if share < TOO_SMALL * low:
-            return f"a model with {low:.1%} of the multiply-adds loses too much"
         measured = [self.smallest, self.unshrunk, *self.models.values()]
-        for name, bound in self.config.budget.items():
-            if name in (DROP, MEMORY):
-                continue
-            value = predicted(share, [(each.multiply_adds, each.figures[name]) for each in measured])
-            if value > MARGIN * bound:
-                return f"{name} would be about {show_figure(name, value)}"
-        return ""
+        known = [(each.multiply_adds, each.figures) for each in measured]
+        budget = {name: bound for name, bound in self.config.budget.items() if name not in (DROP, MEMORY)}
+        return why_leave_out(share, self._interval()[0], known, budget)
+
+    def _reason_to_give_up(self, number: int) -> str:
+        share = self.candidates[number][0]
+        smaller = [other for other, each in self.models.items() if each.multiply_adds <= share]
+        losses = {each: read_losses(self._folder_of(each)) for each in (number, *smaller)}
+        return why_give_up(losses.pop(number), losses.values(), self.config.shrink.epochs)
 
     def _try(self, study: Study, number: int) -> None:
         """Trains and measures one candidate."""
@@ -292,7 +286,8 @@ class _Search:
             # A first trial that hangs leaves time for others; what half of the time is too short for, a quarter is too.
             default = self.left_s if self.models or self.cut else self.left_s / 2
             limit = min(self.config.trial_limit_s or default, self.left_s)
-            outcome = self._call(self._folder_of(number).relative_to(self.folder), ratios, heals=True, limit_s=limit)
+            name = self._folder_of(number).relative_to(self.folder)
+            outcome = self._call(name, ratios, limit_s=limit, why_give_up=lambda: self._reason_to_give_up(number))
             cut = self.config.trial_limit_s is None and outcome.seconds >= limit
         if outcome.failure and (cut or self.left_s <= 0):  # with more time it might not have failed
             (self._folder_of(number) / OUTCOME).unlink(missing_ok=True)
@@ -300,7 +295,10 @@ class _Search:
             return
         self._take(number, outcome)
         found = self.models.get(number)
-        study.finish(number, None if found is None else [found.figures[name] for name in self._told])
+        if outcome.given_up:
+            study.leave_out(number)
+        else:
+            study.finish(number, None if found is None else [found.figures[name] for name in self._told])
 
     def _take(self, number: int, outcome: Outcome | None) -> None:
         if outcome is None:
@@ -312,18 +310,27 @@ class _Search:
     def _folder_of(self, number: int) -> Path:
         return self.folder / "trials" / f"{number:03d}"
 
-    def _call(self, name: str | Path, ratios: Mapping[str, float], *, heals: bool, limit_s: float) -> Outcome:
+    def _call(
+        self,
+        name: str | Path,
+        ratios: Mapping[str, float],
+        *,
+        limit_s: float,
+        why_give_up: Callable[[], str] | None = None,
+    ) -> Outcome:
+        """Makes and measures an artifact in a process of its own. What may be given up is trained."""
         own = self.folder / name
         own.mkdir(parents=True, exist_ok=True)
+        (own / LOSSES).unlink(missing_ok=True)  # of a call that time has ended
         write_text(own / RECIPE, changes_in(self.config.recipe(f"compressed_{own.name}", ratios)))
         arguments = {
             "run": str(self.folder.resolve()),
             "trial": str(own.resolve()),
             "metric": self.config.metric,
             "batch_sizes": list(self.config.batch_sizes),
-            "heals": heals,
+            "heals": why_give_up is not None,
         }
-        return call_apart("tfopt.compression.trial:run_trial", arguments, own, limit_s)
+        return call_apart("tfopt.compression.trial:run_trial", arguments, own, limit_s, why_give_up or (lambda: ""))
 
     def _model_of(self, name: str, result: Mapping[str, Any]) -> CompressedModel:
         receipts = tuple(pydantic.TypeAdapter(Receipt).validate_python(each) for each in result["receipts"])
@@ -362,7 +369,8 @@ class _Search:
             outcome = self.outcomes.get(number)
             share = self.candidates[number][0] if number in self.candidates else settings["multiply_adds"]
             if outcome is not None:
-                state, reason = ("failed" if outcome.failure else "measured"), outcome.failure
+                bad = "given up" if outcome.given_up else "failed"
+                state, reason = (bad if outcome.failure else "measured"), outcome.failure
             else:
                 reason = self._reason_to_leave_out(share)
                 state = "open" if number in is_open and not reason else "left out"

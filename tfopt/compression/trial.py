@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import tfopt.models.text.attention
 import tfopt.quantization.aware_training.layers
 import tfopt.tasks.keras_metrics
 import tfopt.tasks.label_smoothing  # noqa: F401
+from tfopt.atomic.files import write_text
 from tfopt.data import Examples, epoch_steps
 from tfopt.data.files.tfrecord import tfrecord
 from tfopt.distillation import distill, end_distillation
@@ -27,6 +29,7 @@ from tfopt.training import Plan, TrainingConfig, plan
 from tfopt.training import compile as compile_model
 
 MODEL, DATA, BASELINE, ARTIFACT, RECIPE = "parent.keras", "data", "float32", "artifact", "recipe.toml"
+LOSSES = "losses.json"
 
 
 def run_trial(run: str, trial: str, metric: str, batch_sizes: list[int], heals: bool) -> dict[str, Any]:
@@ -54,7 +57,7 @@ def run_trial(run: str, trial: str, metric: str, batch_sizes: list[int], heals: 
             figures = shrunk.report.metrics
             model, share = shrunk.model, figures["multiply_adds"] / figures["multiply_adds_before"]
     if model is not parent and heals:
-        heal(model, parent, recipe, examples, decided)
+        heal(model, parent, recipe, examples, decided, own / LOSSES)
     labelled = with_float_inputs(examples.batches("validation", VERIFIED_AT_ONCE), parent)
     export(
         model,
@@ -95,7 +98,27 @@ def healing(recipe: Recipe) -> TrainingConfig:
     return replace(recipe.training, **changed)
 
 
-def heal(model: keras.Model, parent: keras.Model, recipe: Recipe, examples: Examples, decided: Plan) -> None:
+class WriteLosses(keras.callbacks.Callback):
+    """Writes the loss of the validation part after each epoch to a file, which `read_losses` reads meanwhile."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__()
+        self._file, self._losses = file, list[float]()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._losses.append(float(logs["val_loss"]))
+        write_text(self._file, json.dumps(self._losses))
+
+
+def read_losses(trial: Path) -> list[float]:
+    """Returns the loss of the validation part after each epoch of a trial so far."""
+    file = trial / LOSSES
+    return list(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else []
+
+
+def heal(
+    model: keras.Model, parent: keras.Model, recipe: Recipe, examples: Examples, decided: Plan, losses: Path
+) -> None:
     """Trains a model that has lost channels, with the loss of its parent and the teacher of the recipe."""
     training = decided.config
     steps = epoch_steps(
@@ -112,7 +135,15 @@ def heal(model: keras.Model, parent: keras.Model, recipe: Recipe, examples: Exam
         teacher = parent if recipe.distillation.teacher == PARENT else recipe.distillation.teacher
         distill(model, teacher, recipe.distillation.distillation())
     batches = decided.pipeline(examples, augment=recipe.data.augmentation(examples))
-    model.fit(batches, epochs=training.epochs, steps_per_epoch=training.steps_per_epoch, shuffle=False, verbose=0)
+    model.fit(
+        batches,
+        validation_data=decided.pipeline(examples, training=False),
+        epochs=training.epochs,
+        steps_per_epoch=training.steps_per_epoch,
+        shuffle=False,
+        verbose=0,
+        callbacks=[WriteLosses(losses)],
+    )
     end_distillation(model)
 
 

@@ -9,19 +9,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tfopt.atomic.files import write_text
-from tfopt.child_processes import end, exit_code, signal_group
+from tfopt.child_processes import Process, end, exit_code, signal_group
 from tfopt.exporting.verification.process import ENDED_FROM_OUTSIDE
 from tfopt.report import Record
 from tfopt.trials.child import ANSWER, REQUEST
 
 OUTCOME, LOG, TEMPORARY = "outcome.json", "log.txt", "tmp"
 GRACE_S = 3.0  # from SIGTERM to SIGKILL
+LOOK_S = 0.5  # between two questions whether a call is worth its time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +34,22 @@ class Outcome(Record):
         result: What the function returned; None if it failed.
         failure: Why there is no result; empty if there is one.
         seconds: How long the process ran.
+        given_up: Whether the caller has ended it as not worth its time. `failure` is the reason.
     """
 
     result: Any
     failure: str = ""
     seconds: float
+    given_up: bool = False
 
 
-def call_apart(function: str, arguments: Mapping[str, Any], directory: Path, limit_s: float) -> Outcome:
+def call_apart(
+    function: str,
+    arguments: Mapping[str, Any],
+    directory: Path,
+    limit_s: float,
+    why_give_up: Callable[[], str] = lambda: "",
+) -> Outcome:
     """Calls a function in a fresh Python process, and ends the process if that takes too long.
 
     The process and all that it has started end with this one, and its temporary files are removed. Its output is in
@@ -51,6 +61,7 @@ def call_apart(function: str, arguments: Mapping[str, Any], directory: Path, lim
         arguments: Its keyword arguments.
         directory: A directory of its own. It is made if it is missing.
         limit_s: The seconds after which it is ended.
+        why_give_up: Is asked again and again, and returns why the process is not worth its time; nothing if it is.
     Example:
         >>> import tempfile
         >>> call_apart("math:gcd", {}, Path(tempfile.mkdtemp()), 60.0).result
@@ -71,15 +82,13 @@ def call_apart(function: str, arguments: Mapping[str, Any], directory: Path, lim
         "TMPDIR": str(temporary),
     }
     words = [sys.executable, "-m", "tfopt.trials.child", str(directory)]
-    start, late = time.monotonic(), False
+    start, ended, given_up = time.monotonic(), "", False
     with (directory / LOG).open("wb") as log:
         process = subprocess.Popen(
             words, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
         )
         try:
-            process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            late = True
+            ended, given_up = _watch(process, limit_s, why_give_up)
         finally:  # also after Ctrl-C
             end(process, GRACE_S)
             signal_group(process, signal.SIGKILL)  # what a crash has left of its group
@@ -89,8 +98,9 @@ def call_apart(function: str, arguments: Mapping[str, Any], directory: Path, lim
     answer = _answer(directory)
     outcome = Outcome(
         result=answer.get("result"),
-        failure=f"it took over {limit_s:.0f} s" if late and not answer else _failure(answer, process.returncode),
+        failure=ended if ended and not answer else _failure(answer, process.returncode),
         seconds=time.monotonic() - start,
+        given_up=given_up and not answer,
     )
     write_text(directory / OUTCOME, outcome.to_json())
     return outcome
@@ -100,6 +110,18 @@ def read_outcome(directory: Path) -> Outcome | None:
     """Returns the outcome of an earlier call with this directory, or None if it did not end."""
     file = directory / OUTCOME
     return Outcome(**json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
+
+
+def _watch(process: Process, limit_s: float, why_give_up: Callable[[], str]) -> tuple[str, bool]:
+    """Waits for a process. Returns why it must be ended, if it must, and whether that is the caller's reason."""
+    last = time.monotonic() + limit_s
+    while (left := last - time.monotonic()) > 0:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(min(LOOK_S, left))
+            return "", False
+        if reason := why_give_up():
+            return reason, True
+    return f"it took over {limit_s:.0f} s", False
 
 
 def _answer(directory: Path) -> dict[str, Any]:

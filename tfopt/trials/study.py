@@ -81,17 +81,11 @@ class Study:
         """The numbers of the trials that have not ended."""
         return {each.number for each in self._study.get_trials(deepcopy=False) if not each.state.is_finished()}
 
-    @property
-    def finished(self) -> set[int]:
-        """The numbers of the trials that were measured or have failed."""
-        states = self._optuna.trial.TrialState
-        return {each.number for each in self._study.get_trials(states=(states.COMPLETE, states.FAIL))}
-
     def finish(self, number: int, values: Sequence[float] | None) -> None:
         """Records what a trial measured; None if it failed."""
         state = self._optuna.trial.TrialState.FAIL if values is None else None
         self._study.tell(number, None if values is None else list(values), state=state)
 
     def leave_out(self, number: int) -> None:
-        """Records that a trial is not worth its time; optuna calls it pruned."""
+        """Records that a trial is not worth its time, or not all of it; optuna calls it pruned."""
         self._study.tell(number, state=self._optuna.trial.TrialState.PRUNED)
