@@ -178,7 +178,7 @@ def mlp() -> keras.Model:
 
 
 def cnn() -> keras.Model:
-    return tfopt.models.simple_cnn((8, 8, 1), CLASSES, filters=(8, 16), kernel_size=3, units=(32,))
+    return tfopt.models.simple_cnn((8, 8, 1), CLASSES, filters=(8,), kernel_size=3, units=(32,))
 
 
 def transformer() -> keras.Model:

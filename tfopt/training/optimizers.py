@@ -46,13 +46,13 @@ def scaled_learning_rate(
         optimizer: A Keras optimizer, or its name.
     Raises:
         ConfigError: An argument is out of range.
-    Example:
-        >>> scaled_learning_rate(0.1, 256, 1024, "sgd"), scaled_learning_rate(0.001, 256, 1024, "adamw")
-        (0.4, 0.002)
     Reference:
         Goyal et al., "Accurate, Large Minibatch SGD", 2017, arXiv:1706.02677.
         Malladi et al., "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms", NeurIPS 2022,
         arXiv:2205.10287.
+    Example:
+        >>> scaled_learning_rate(0.1, 256, 1024, "sgd"), scaled_learning_rate(0.001, 256, 1024, "adamw")
+        (0.4, 0.002)
     """
     check_value("rate", rate, Annotated[float, Gt(0), Lt(math.inf)])
     for name, value in (("from_batch", from_batch), ("to_batch", to_batch)):

@@ -115,6 +115,8 @@ class NoiseScale(keras.callbacks.Callback):
         ConfigError: An argument is out of range.
         UnsupportedModelError: At the start of `fit`, if tfopt's step does not train the model, if it runs in a
             pipeline, or if a batch cannot be halved.
+    Reference:
+        McCandlish et al., "An Empirical Model of Large-Batch Training", 2018, arXiv:1812.06162, appendix A.1.
     Example:
         >>> import numpy as np
         >>> from tfopt.training import TrainingConfig, compile, plan
@@ -125,8 +127,6 @@ class NoiseScale(keras.callbacks.Callback):
         >>> history = model.fit(decided.pipeline((x, x[:, :1])), verbose=0, callbacks=[noise])
         >>> noise.report.last.noise_scale == history.history["noise_scale"][-1]
         True
-    Reference:
-        McCandlish et al., "An Empirical Model of Large-Batch Training", 2018, arXiv:1812.06162, appendix A.1.
     """
 
     def __init__(self, *, momentum: float = 0.99, every: int | Literal["auto"] = "auto") -> None:
