@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import architecture_page
 import clustering_page
+import distillation_page
 import efficiency_page
 import export_page
 import formats_page
@@ -24,6 +25,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 MODULES = (
     architecture_page,
     clustering_page,
+    distillation_page,
     efficiency_page,
     export_page,
     formats_page,
