@@ -66,7 +66,7 @@ class Options:
     """Epochs after the shrink."""
     text_epochs: int = 4
     """Epochs of the text classifiers."""
-    gpt_steps: int = 800
+    gpt_steps: int = 1000
     """Steps of the decoders."""
     temperature: float = 2.0
     """Temperature of the distillation."""
@@ -92,9 +92,9 @@ def main(options: Options) -> dict[str, Any]:
     names = ("epochs", "healing_epochs", "text_epochs", "gpt_steps", "temperature", "weight")
     settings = {each: getattr(options, each) for each in names}
     results = json.loads(options.out.read_text()) if options.out.is_file() else {"rows": {}}
-    results = {**results, "device": f"{detect().cpu_model}, {detect().logical_cores} cores"}
+    device = f"{detect().cpu_model}, {detect().logical_cores} cores"
     if "cached" in options.rows:
-        results["cached"] = cached(options)
+        results["cached"] = {**cached(options), "device": device}
         print(results["cached"], flush=True)
         write(options.out, results)
     for seed in range(options.seeds):
@@ -103,7 +103,7 @@ def main(options: Options) -> dict[str, Any]:
             found.append({"seed": seed, **MEASURE[row](seed, options)})
             found[-1]["seconds"] = round(time.perf_counter() - begin, 1)
             print(row, found[-1], flush=True)
-            results["rows"][row] = {**summary(found), "seeds": len(found), "settings": settings}
+            results["rows"][row] = {**summary(found), "seeds": len(found), "settings": settings, "device": device}
             write(options.out, results)  # what is there if it is stopped
     return results
 
@@ -145,7 +145,7 @@ def healed(seed: int, options: Options) -> dict[str, Any]:
     parent = trained(recipe.model.build(SHAPE, CLASSES), seed, digits(), replace(DIGITS, epochs=recipe.training.epochs))
     found: dict[str, Any] = {"teacher": accuracy(parent, digits())}
     for side, given in (("alone", None), ("taught", parent)):
-        smaller = tfopt.shrink(parent, tfopt.StructuredPruningConfig(target_flops=0.25)).model
+        smaller = tfopt.shrink(parent, tfopt.StructuredPruningConfig(target_flops=0.25, max_ratio=0.97)).model
         found["shrunk"] = accuracy(smaller, digits())
         healing = replace(DIGITS, epochs=options.healing_epochs)
         found[side] = accuracy(trained(smaller, seed, digits(), healing, given, options), digits())
@@ -167,7 +167,7 @@ def text(seed: int, options: Options) -> dict[str, Any]:
 @functools.cache
 def text_teacher(options: Options) -> tuple[Any, ...]:
     recipe = tfopt.recipes.RECIPES["text_encoder"]
-    examples = recipe.data.load()
+    examples = replace(recipe.data, arguments={**recipe.data.arguments, "overlap": 0}).load()
     training = replace(recipe.training, precision="float32", epochs=options.text_epochs)
     teacher = trained(built(recipe.model, examples, 0), 0, examples, training, augmented=False)
     directory = Path(tempfile.mkdtemp()) / "teacher"
@@ -176,7 +176,7 @@ def text_teacher(options: Options) -> tuple[Any, ...]:
 
 def gpt(seed: int, options: Options) -> dict[str, Any]:
     recipe, examples, training, teacher = gpt_teacher(options)
-    small = replace(recipe.model, arguments={"width": 24, "depth": 2, "heads": 2})
+    small = replace(recipe.model, arguments={"width": 16, "depth": 1, "heads": 2})
     found: dict[str, Any] = {"teacher": bits_per_byte(teacher, examples)}
     for side, given in (("alone", None), ("taught", teacher)):
         student = trained(built(small, examples, seed + 100), seed, examples, training, given, options, augmented=False)
@@ -188,10 +188,10 @@ def gpt(seed: int, options: Options) -> dict[str, Any]:
 @functools.cache
 def gpt_teacher(options: Options) -> tuple[Any, ...]:
     recipe = tfopt.recipes.RECIPES["gpt"]
-    examples = replace(recipe.data, arguments={**recipe.data.arguments, "length": 128}).load()
+    examples = replace(recipe.data, arguments={**recipe.data.arguments, "length": 64}).load()
     examples = replace(examples, test=examples.test.take(1000))
     training = replace(recipe.training, precision="float32", epochs=4, steps_per_epoch=options.gpt_steps // 4)
-    large = replace(recipe.model, arguments={"width": 96, "depth": 3, "heads": 4})
+    large = replace(recipe.model, arguments={"width": 64, "depth": 2, "heads": 4})
     teacher = trained(built(large, examples, 0), 0, examples, training, augmented=False)
     return recipe, examples, training, teacher
 

@@ -213,12 +213,12 @@ def test_a_file_keeps_the_state_of_the_optimizer_without_that_of_a_projection(sc
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         loaded = keras.models.load_model(tmp_path / "student.keras")
-    own = {each.name: each.numpy() for each in student.optimizer.variables if "first_to_teacher" not in each.name}
+    own = [each.numpy() for each in student.optimizer.variables if "first_to_teacher" not in each.name]
     found = [each.numpy() for each in loaded.optimizer.variables]
     assert len(found) == len(alone.optimizer.variables) == len(own)
-    for one, other in zip(own.values(), found, strict=True):
+    for one, other in zip(own, found, strict=True):
         np.testing.assert_array_equal(one, other)
-    assert int(loaded.optimizer.iterations) == 1
+    assert any(np.any(each) for each in found[-len(loaded.trainable_variables) :])  # Adam's second moments
 
 
 @pytest.mark.slow
