@@ -525,29 +525,33 @@ def test_a_run_with_a_teacher_resumes_after_it(taught):
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_teacher_that_is_a_recipe_takes_the_form_and_the_seed_of_the_run():
-    recipe = with_changes(RECIPES["resnet_distilled"].quick(), {"training": {"seed": 7, "checkpoint_dir": "kept"}})
+def test_a_teacher_that_is_a_recipe_takes_the_form_and_the_seed_of_the_run(tmp_path):
+    quick = {"distillation": {"teacher_form": "quick"}}
+    student = dataclasses.replace(
+        TRAIN_ONLY, distillation=TeacherConfig(teacher="resnet_cifar"), forms={"quick": quick}
+    )
+    recipe = with_changes(student.quick(), {"training": {"seed": 7, "checkpoint_dir": "kept"}})
     found = teacher_recipe(recipe)
     assert found.name == "resnet_cifar (quick run)"
     assert found.training.epochs == RECIPES["resnet_cifar"].quick().training.epochs
     assert (found.training.seed, found.training.checkpoint_dir) == (7, "kept")
     assert teacher_recipe(TRAIN_ONLY) is None
-    own = TeacherConfig(teacher="digits_cnn")
-    assert dataclasses.replace(TINY, distillation=own).quick().distillation.teacher_form == "quick"
+    assert dataclasses.replace(student, forms={}).quick().distillation.teacher_form == "quick"
     with pytest.raises(ConfigError, match="Unknown form 'none'"):
         teacher_recipe(with_changes(recipe, {"distillation": {"teacher_form": "none"}}))
     with pytest.raises(
         ConfigError, match=r"Unknown recipe, file or directory of a teacher 'resnet_cifr'.*'resnet_cifar'\?"
     ):
         teacher_recipe(with_changes(recipe, {"distillation": {"teacher": "resnet_cifr"}}))
-    chain = with_changes(recipe, {"distillation": {"teacher": "vit_distilled", "teacher_form": "quick"}})
+    (tmp_path / "taught.toml").write_text(student.to_toml())
+    chain = with_changes(student, {"distillation": {"teacher": str(tmp_path / "taught.toml")}})
     with pytest.raises(ConfigError, match=r"learns from its labels alone.*Name that one"):
         teacher_recipe(chain)
 
 
 def test_a_cached_teacher_is_refused_with_augmentation_before_anything_runs():
     with pytest.raises(ConfigError, match="teacher_cache needs examples that are the same in every epoch"):
-        with_changes(RECIPES["resnet_distilled"], {"distillation": {"teacher_cache": "outputs"}})
+        with_changes(RECIPES["resnet_cifar"], {"distillation": {"teacher_cache": "outputs"}})
 
 
 @pytest.mark.slow
