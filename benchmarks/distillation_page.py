@@ -19,7 +19,7 @@ TITLES = {
 def gains() -> Table:
     rows = read("distillation")["rows"]
     head = ["student", "parameters of the teacher's", "teacher", "student alone", "with the teacher"]
-    head += ["gain, median", "gain, least and most", "seeds"]
+    head += ["gain, median", "gain, least and most", "seeds", "processor"]
     return [head, *(_row(title, rows[name]) for name, title in TITLES.items() if name in rows)]
 
 
@@ -31,7 +31,11 @@ def _row(title: str, row: dict[str, Any]) -> list[str]:
     )
     unit = "points" if in_points else "bits per byte"
     gain = [f"{median} {unit}", f"{least}, {most}"]
-    return [title, f"{row['share_of_parameters']:.1%}", *scores, *gain, str(row["seeds"])]
+    return [title, f"{row['share_of_parameters']:.1%}", *scores, *gain, str(row["seeds"]), _processor(row["device"])]
+
+
+def _processor(device: str) -> str:
+    return "AMD EPYC" if "EPYC" in device else "Intel Xeon" if "Xeon" in device else device
 
 
 TABLES = {"gains of distillation": gains}

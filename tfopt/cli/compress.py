@@ -94,15 +94,13 @@ def _of_recipe(
     task, augment = recipe.find_task(), recipe.data.augment
     score = task.score(data)
     loss: Any = NOT_KL.get(task.name, "kl")
-    taught = (
-        recipe.distillation
-    )  # a teacher that is a recipe is not trained here: the given model heals the smaller ones
+    taught = None if teacher_recipe(recipe) else recipe.distillation  # the run alone trains a teacher
     own: dict[str, Any] = {
         "metric": score if isinstance(score, str) else score.name,
         "shrink": config.shrink if recipe.shrink is None else replace(recipe.shrink, rounds=1),
         "training": recipe.training,
         "augment": replace(augment, mixup=0.0, cutmix=0.0),
-        "distillation": TeacherConfig(loss=loss) if taught is None or teacher_recipe(recipe) else taught,
+        "distillation": TeacherConfig(loss=loss) if taught is None else replace(taught, teacher_cache=None),
     }
     defaults = CompressionConfig()
     changed = {key: value for key, value in own.items() if getattr(config, key) == getattr(defaults, key)}
