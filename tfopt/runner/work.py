@@ -22,6 +22,7 @@ from tfopt.profiling.monitoring.callback import LOGGED
 from tfopt.pruning.structured.shrink import find_groups
 from tfopt.pruning.weights import find_weights, select_weights
 from tfopt.quantization import QuantizedModel
+from tfopt.quantization.weight_only import WeightOnlyConfig
 from tfopt.recipe import Recipe
 from tfopt.report import Decision, PassReport, Phase
 from tfopt.reporting.terminal import FitProgress, pass_summary
@@ -214,8 +215,10 @@ class Work:
     ) -> Artifact:
         target = export_dir / artifact_name(name, file_format)
         config = ExportConfig(int8_nodes=self.recipe.int8_nodes, float_weights="int8")
-        if precision != "float32" and file_format == SAVED_MODEL:
-            config = ExportConfig(precision=precision)
+        clustering = self.recipe.clustering
+        if precision != "float32" and clustering is not None and file_format == SAVED_MODEL:
+            smallest = WeightOnlyConfig(minimum_size=clustering.minimum_size)  # what was clustered, is stored so
+            config = ExportConfig(precision=precision, weight_only=smallest)
         with self.console.status(f"exporting {target.name}"):
             artifact = export(
                 exported,
