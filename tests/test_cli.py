@@ -389,7 +389,7 @@ def test_help_flows_over_the_line_breaks_of_the_source(monkeypatch, capsys):
 def test_flags_come_from_the_dataclasses():
     paths = flag_paths(Recipe)
     assert {"training.epochs", "pruning.target-sparsity", "quantization.observer", "export-dir"} <= set(paths)
-    assert list(stages(Recipe)) == ["shrink", "pruning", "quantization", "distillation"]
+    assert list(stages(Recipe)) == ["shrink", "pruning", "clustering", "quantization", "distillation"]
     assert expand(Recipe, ["--epochs", "3"]) == ["--training.epochs", "3"]
     with pytest.raises(ConfigError, match="--exclude"):  # pruning's or quantization's
         expand(Recipe, ["--exclude", "x"])
