@@ -5,7 +5,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 
 import keras
 import numpy as np
@@ -273,7 +272,7 @@ print(json.dumps(seen))
 
 
 @pytest.mark.slow
-def test_two_workers_see_each_example_once_in_every_epoch():
+def test_two_workers_see_each_example_once_in_every_epoch(fresh_python):
     with socket.socket() as one, socket.socket() as other:
         one.bind(("localhost", 0))
         other.bind(("localhost", 0))
@@ -282,7 +281,7 @@ def test_two_workers_see_each_example_once_in_every_epoch():
     for index in range(2):
         config = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
         environment = {**os.environ, "TF_CONFIG": config, "CUDA_VISIBLE_DEVICES": ""}
-        command = [sys.executable, "-c", WORKER, str(index)]
+        command = [fresh_python.interpreters["tfopt"], "-c", WORKER, str(index)]
         workers.append(
             subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         )

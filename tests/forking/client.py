@@ -18,6 +18,8 @@ from pathlib import Path
 SERVER = Path(__file__).with_name("server.py")
 READ_LATE = {"_", "COLUMNS", "LINES", "OLDPWD", "PWD", "SHLVL"}  # a shell sets these, or a terminal
 READ_LATE |= {"http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"}  # these are read at each request
+READ_LATE |= {"CUDA_VISIBLE_DEVICES", "TF_CONFIG", "TF_FORCE_GPU_ALLOW_GROWTH"}  # when devices and clusters are made
+READ_LATE |= {"PYTHONPATH", "PYTHONUNBUFFERED", "TMPDIR"}  # the server makes up for these
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 

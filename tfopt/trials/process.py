@@ -20,6 +20,7 @@ from tfopt.exporting.verification.process import ENDED_FROM_OUTSIDE
 from tfopt.report import Record
 from tfopt.trials.child import ANSWER, REQUEST
 
+PYTHON = sys.executable  # what runs a trial; the tests put one here that has imported tfopt before
 OUTCOME, LOG, TEMPORARY = "outcome.json", "log.txt", "tmp"
 GRACE_S = 3.0  # from SIGTERM to SIGKILL
 
@@ -70,7 +71,7 @@ def call_apart(function: str, arguments: Mapping[str, Any], directory: Path, lim
         "PYTHONPATH": os.pathsep.join(sys.path),
         "TMPDIR": str(temporary),
     }
-    words = [sys.executable, "-m", "tfopt.trials.child", str(directory)]
+    words = [PYTHON, "-m", "tfopt.trials.child", str(directory)]
     start, late = time.monotonic(), False
     with (directory / LOG).open("wb") as log:
         process = subprocess.Popen(
