@@ -27,13 +27,12 @@ EQUAL_TO_ONE_DEVICE = {
     "jit_and_accumulate": {"jit_compile": True, "accumulate": 4, "steps_per_execution": 4},
 }
 OTHERS = {
-    "norm_and_float16": {"norm": True, "precision": "mixed_float16", "jit_compile": True, "accumulate": 2},
+    "norm_and_float16": {"norm": True, "precision": "mixed_float16", "accumulate": 2},
 }
 PRUNED = {
     "pruned": {"pruning": {"target_sparsity": 0.75, "frequency": 3}},
     "regrown": {
         "pruning": {"target_sparsity": 0.75, "frequency": 3, "criterion": "taylor", "regrowth": 0.3},
-        "jit_compile": True,
         "accumulate": 2,
     },
 }
