@@ -182,7 +182,7 @@ def without_end(model):
 @pytest.mark.parametrize(
     ("options", "train"),
     [
-        pytest.param({"steps_per_execution": 4}, arrays, marks=pytest.mark.slow),
+        ({"steps_per_execution": 4}, arrays),
         ({}, without_end),
         pytest.param({"steps_per_execution": 2}, without_end, marks=pytest.mark.slow),
         pytest.param({"run_eagerly": True}, arrays, marks=pytest.mark.slow),
