@@ -17,9 +17,12 @@ import tensorflow as tf
 from forking.fresh_python import FreshPython, write_interpreter
 from hypothesis import Phase, settings
 
+started = time.monotonic()
+# Minutes after which no other test begins: CI ends on a slow machine too, and its log lists what was left out.
+BUDGET_MIN = float(os.environ.get("TEST_BUDGET_MINUTES", "inf"))
 # Seconds between two searches of all objects for garbage, and the time of the last.
 SEARCH_S = 240
-searched = time.monotonic()
+searched = started
 
 # Folders and files whose tests depend on the numbers and the speed of single graphs no more than the rest of them does:
 # data, files, state, what is reported, our step beside Keras' own. TensorFlow's graph optimizers, a sixth of a test's
@@ -67,6 +70,11 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(without)
+
+
+def pytest_runtest_setup():
+    if time.monotonic() - started > 60 * BUDGET_MIN:
+        pytest.skip(f"the budget of {BUDGET_MIN:g} minutes is over on this machine")
 
 
 @pytest.fixture(scope="session")
