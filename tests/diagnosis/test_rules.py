@@ -78,6 +78,9 @@ def test_a_processor_without_onednn_is_told_how_to_have_it(measured, monkeypatch
     monkeypatch.setattr(compute, "uses_onednn", lambda: True)
     assert compute.onednn_off(here) == "TensorFlow computes with oneDNN"
     monkeypatch.setattr(compute, "uses_onednn", lambda: False)
+    with monkeypatch.context() as compiled:
+        compiled.setattr(here.model, "jit_compile", True)
+        assert compute.onednn_off(here) == "XLA compiles the step"
     monkeypatch.setattr(compute.platform, "machine", lambda: "aarch64")
     with pytest.raises(CannotMeasureError, match="what oneDNN saves on aarch64 is unknown"):
         compute.onednn_off(here)

@@ -252,6 +252,8 @@ def onednn_off(measured: Measured) -> Diagnosis | str:
         return "a GPU computes"
     if uses_onednn():
         return "TensorFlow computes with oneDNN"
+    if measured.model.jit_compile:
+        return "XLA compiles the step"
     if platform.machine() not in ("x86_64", "AMD64"):
         raise CannotMeasureError(f"what oneDNN saves on {platform.machine()} is unknown")
     parts = measured.breakdown
