@@ -8,6 +8,7 @@ from __future__ import annotations
 import architecture_page
 import clustering_page
 import compression_page
+import distillation_page
 import efficiency_page
 import export_page
 import formats_page
@@ -27,6 +28,7 @@ MODULES = (
     architecture_page,
     clustering_page,
     compression_page,
+    distillation_page,
     efficiency_page,
     export_page,
     formats_page,

@@ -5,7 +5,6 @@ the GPU is missing, but not by a slip of its own. So the first hour on a card is
 """
 
 import gc
-import inspect
 import os
 import sys
 import time
@@ -18,9 +17,12 @@ import tensorflow as tf
 from forking.fresh_python import FreshPython, write_interpreter
 from hypothesis import Phase, settings
 
+started = time.monotonic()
+# Minutes after which no other test begins: CI ends on a slow machine too, and its log lists what was left out.
+BUDGET_MIN = float(os.environ.get("TEST_BUDGET_MINUTES", "inf"))
 # Seconds between two searches of all objects for garbage, and the time of the last.
 SEARCH_S = 240
-searched = time.monotonic()
+searched = started
 
 # Folders and files whose tests depend on the numbers and the speed of single graphs no more than the rest of them does:
 # data, files, state, what is reported, our step beside Keras' own. TensorFlow's graph optimizers, a sixth of a test's
@@ -51,17 +53,28 @@ def pytest_configure(config):
     gc.set_threshold(20_000, 50, 1_000)  # a traced graph has many objects, and _garbage searches after each test
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file():
+    """Looks for no examples in the docstrings of the tests, which have none."""
+    return [each for each in (yield) if type(each) is pytest.Module]
+
+
 def pytest_collection_modifyitems(config, items):
     if tf.config.list_physical_devices("GPU"):
         return
     without = pytest.mark.skip(reason="TensorFlow sees no GPU on this machine")
-    if config.getoption("rehearse"):
+    if config.getoption("rehearse", default=False):
         # What a test that needs a GPU raises without one. A NameError, a TypeError and the like are its own.
         missing = (AssertionError, tf.errors.OpError, IndexError, pytest.fail.Exception)
         without = pytest.mark.xfail(raises=missing, reason="a rehearsal without a GPU", strict=False)
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(without)
+
+
+def pytest_runtest_setup():
+    if time.monotonic() - started > 60 * BUDGET_MIN:
+        pytest.skip(f"the budget of {BUDGET_MIN:g} minutes is over on this machine")
 
 
 @pytest.fixture(scope="session")
@@ -71,13 +84,6 @@ def two_replicas():
 
     strategy = plan(TrainingConfig(strategy="mirrored")).strategy
     return strategy if strategy.num_replicas_in_sync == 2 else tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _runs_measure_their_input_briefly():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tfopt.runner.work.MEASURED_SECONDS", 0.2)
-        yield
 
 
 @pytest.fixture(autouse=True)
@@ -117,42 +123,26 @@ def fresh_python(tmp_path_factory):
     """Runs a program in a process that has used neither TensorFlow nor Keras. See forking/fresh_python.py."""
     if sys.platform != "linux":  # the forks need its pidfd_open
         return FreshPython(dict.fromkeys(("nothing", "tensorflow", "keras", "tfopt"), sys.executable))
+    from forking.briefly import program
+
     from tfopt.exporting.verification.tensorflow_only import BLOCKED
 
     shared, tests = tmp_path_factory.getbasetemp(), os.getpid()
     if "PYTEST_XDIST_WORKER" in os.environ:  # one server for all workers
         shared, tests = shared.parent, os.getppid()
     keras = write_interpreter(shared / "keras", ["tensorflow", "keras"], tests=tests)
-    return FreshPython(
-        {
-            "nothing": sys.executable,
-            "tensorflow": write_interpreter(shared / "tensorflow", ["tensorflow"], BLOCKED, tests=tests),
-            "keras": keras,
-            "tfopt": write_interpreter(shared / "tfopt", ["tfopt.*"], tests=tests, base=keras),
-        }
-    )
+    known = {
+        "nothing": sys.executable,
+        "tensorflow": write_interpreter(shared / "tensorflow", ["tensorflow"], BLOCKED, tests=tests),
+        "keras": keras,
+        "tfopt": shared / "tfopt" / "python",
+    }
+    write_interpreter(shared / "tfopt", ["tfopt.*"], tests=tests, base=keras, prepare=program(TESTS, known))
+    return FreshPython(known)
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _artifacts_run_in_forked_processes(fresh_python):
-    """Runs each artifact in a process that finds TensorFlow imported; its import is most of the time."""
-    with pytest.MonkeyPatch.context() as patch:
-        python = str(fresh_python.interpreters["tensorflow"])
-        patch.setattr("tfopt.exporting.verification.process.PYTHON", python)
-        yield
+def _no_import_is_waited_for_and_times_are_brief(fresh_python):
+    from forking.briefly import work_briefly
 
-
-@pytest.fixture(scope="session", autouse=True)
-def _artifacts_are_timed_briefly():
-    """By default, verification times each artifact for 1.5 seconds, of which a recipe has three."""
-    from tfopt.exporting import SavedModelProcess, verify
-
-    default = inspect.signature(verify).parameters["seconds"].default
-    time_calls = SavedModelProcess.time_calls
-
-    def briefly(process, inputs, seconds, at_least=3):
-        return time_calls(process, inputs, 0.02 if seconds == default else seconds, at_least)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SavedModelProcess, "time_calls", briefly)
-        yield
+    work_briefly(fresh_python.interpreters)

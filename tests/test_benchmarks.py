@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import gpu_profile
@@ -159,14 +157,23 @@ def test_an_unknown_runtime_is_refused_before_the_work():
 
 
 @pytest.mark.slow
-def test_the_int8_benchmark_compares_and_times_and_says_what_it_could_not_run(tmp_path):
+def test_the_int8_benchmark_compares_and_times_and_says_what_it_could_not_run(fresh_python, tmp_path):
     out, blocked = tmp_path / "results.json", tmp_path / "blocked"
     out.write_text('{"models": {"earlier": {}}}')
     blocked.write_text("A file, so that no environment can be made in it.")
     runtimes = ("keras_export", "tfopt_float32", "tfopt_int8", "tfopt_int8_one_thread")
     quick = ("--models", "tiny", "--batch-sizes", "2", "--rounds", "2", "--seconds", "0.05")
     run = _run(
-        "int8_savedmodel.py", *quick, "--runtimes", *runtimes, "litert", "--cache", str(blocked), "--out", str(out)
+        fresh_python,
+        "int8_savedmodel.py",
+        *quick,
+        "--runtimes",
+        *runtimes,
+        "litert",
+        "--cache",
+        str(blocked),
+        "--out",
+        str(out),
     )
     assert run.returncode == 0, run.stderr
     models = json.loads(out.read_text())["models"]
@@ -186,18 +193,17 @@ def test_the_int8_benchmark_compares_and_times_and_says_what_it_could_not_run(tm
     assert tiny["throughput"]["tfopt_int8"]["parallel_examples_per_s"] > 0
 
 
-def _run(script, *arguments):
+def _run(fresh_python, script, *arguments):
     # As where there is no GPU, also where there is one.
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
-    command = [sys.executable, str(BENCHMARKS / script), *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    return fresh_python(BENCHMARKS / script, *arguments, env=environment)
 
 
 @pytest.mark.slow
-def test_the_sweep_over_layers_times_plain_operations_that_compute_the_same(tmp_path):
+def test_the_sweep_over_layers_times_plain_operations_that_compute_the_same(fresh_python, tmp_path):
     out, names = tmp_path / "sweep.json", ["Conv2D, 64 groups", "TimeDistributed", "GRU"]
     quick = ["--networks", "--rounds", "1", "--seconds", "0.01", "--out", str(out)]
-    run = _run("layer_sweep.py", "--layers", *names, *quick)
+    run = _run(fresh_python, "layer_sweep.py", "--layers", *names, *quick)
     assert run.returncode == 0, run.stderr
     results = json.loads(out.read_text())["layers"]
     assert set(results) == set(names)
@@ -207,9 +213,9 @@ def test_the_sweep_over_layers_times_plain_operations_that_compute_the_same(tmp_
 
 
 @pytest.mark.slow
-def test_the_benchmark_of_grouped_convolutions_compares_exports_and_trainings(tmp_path):
+def test_the_benchmark_of_grouped_convolutions_compares_exports_and_trainings(fresh_python, tmp_path):
     out = tmp_path / "grouped.json"
-    run = _run("grouped_convolutions.py", "--quick", "--models", "regnet", "convnext", "--out", str(out))
+    run = _run(fresh_python, "grouped_convolutions.py", "--quick", "--models", "regnet", "convnext", "--out", str(out))
     assert run.returncode == 0, run.stderr
     results = json.loads(out.read_text())
     (export,), (training,) = results["export"], results["training"]
@@ -221,9 +227,9 @@ def test_the_benchmark_of_grouped_convolutions_compares_exports_and_trainings(tm
 
 
 @pytest.mark.slow
-def test_the_benchmark_of_recurrent_layers_compares_both_exports(tmp_path):
+def test_the_benchmark_of_recurrent_layers_compares_both_exports(fresh_python, tmp_path):
     out = tmp_path / "recurrent.json"
-    run = _run("recurrent.py", "--quick", "--out", str(out))
+    run = _run(fresh_python, "recurrent.py", "--quick", "--out", str(out))
     assert run.returncode == 0, run.stderr
     rows = json.loads(out.read_text())["rows"]
     assert [row["kind"] for row in rows] == ["LSTM", "GRU", "Bidirectional LSTM", "Bidirectional GRU"]

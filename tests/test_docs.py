@@ -1,9 +1,12 @@
 """The Python in README and docs runs, block after block, in a process and a directory of its own."""
 
+import inspect
 import re
 from pathlib import Path
 
 import pytest
+
+import tfopt
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -26,7 +29,18 @@ def test_the_index_has_no_python_of_its_own():
     "page", [page for page in PAGES if blocks(page, "python") and page != INDEX], ids=lambda page: page.name
 )
 def test_python_blocks_run(page, tmp_path, fresh_python):
-    fresh_python("-c", "\n".join(blocks(page, "python")), imported="keras", cwd=tmp_path, check=True)
+    fresh_python("-c", "\n".join(blocks(page, "python")), cwd=tmp_path, check=True)
+
+
+def test_names_in_the_blocks_need_no_other_import_of_tfopt():
+    """The blocks run where all of tfopt is imported, which would hide it."""
+    for page in PAGES:
+        code = re.sub(r"^ *(?:from|import) .*", "", "\n".join(blocks(page, "python")), flags=re.MULTILINE)
+        for name, part in re.findall(r"\btfopt\.(\w+)(?:\.(\w+))?", code):
+            assert name in tfopt.__all__, (page.name, name)
+            package = getattr(tfopt, name)
+            alone = inspect.ismodule(getattr(package, part, None)) and part not in package.__all__
+            assert not alone, (page.name, name, part)
 
 
 def test_toml_in_docs_is_a_recipe(tmp_path):

@@ -22,10 +22,21 @@ NO_NETWORK = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PR
 
 # They prune the network of resnet_cifar in other ways.
 OF_RESNET_CIFAR = ("resnet_sparse", "resnet_2_4", "resnet_shrunk")
-# resnet_cifar and mobilenet_v3, which are built alike, are quantized; test_architectures.py has an EfficientNet.
-WITHOUT_INT8 = (*OF_RESNET_CIFAR, "mobilenet_v2", "efficientnet_v2")
-# Those of the other networks that are built alike are pruned.
-WITHOUT_PRUNING = ("resnet50", "mobilenet_v3", "vit", "gpt", "tcn")
+# The other stages run in tests/runner/test_four_tasks.py, for each task, and in test_architectures.py and
+# test_models_page.py, for the other networks. benchmarks/recipes.py runs every stage of every recipe.
+WITH_PRUNING = ("resnet_sparse", "resnet_2_4", "lstm")
+WITH_INT8 = ("gpt", "lstm", "mobilenet_v3", "tcn", "vit")
+# Networks of as many kinds of layers, but of fewer layers.
+SHALLOW = {
+    "convnext": ("depths=[1,1]", "widths=[64,128]", "patch_size=2", "layer_scale=1.0"),
+    "gpt": ("width=128", "depth=1", "heads=4"),
+    "resnet50": ("depths=[1,1]", "width=16", "small_images=True", "norm_momentum=0.9"),
+    "resnet_cifar": ("depth=8", "width=16", "norm_momentum=0.9"),
+    "tcn": ("filters=64", "blocks=2", "dropout=0.1", "norm_momentum=0.9"),
+    "unet": ("width=16", "depth=2", "norm_momentum=0.9"),
+    "vit": ("patch_size=8", "width=192", "depth=1", "heads=3"),
+}
+SHALLOW |= dict.fromkeys(OF_RESNET_CIFAR, SHALLOW["resnet_cifar"])
 
 
 def script(name):
@@ -91,13 +102,11 @@ def test_the_quick_run_exports_artifacts_that_verify(name, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     shorter = ["--epochs", "1", "--max-examples", "96", "--steps-per-execution", "1"]
     quick = RECIPES[name].form("quick")
-    if name in WITHOUT_PRUNING:
-        shorter.append("--no-pruning")
-    elif quick.pruning is not None:
-        shorter += ["--pruning.epochs", "1"]
+    shorter += ["--pruning.epochs", "1"] if name in WITH_PRUNING else ["--no-pruning"]
+    shorter += ["--shrink.epochs", "1"] if quick.shrink is not None else []
     shorter += ["--steps-per-epoch", "4"] if quick.training.steps_per_epoch is not None else []
-    shorter += ["--no-quantization"] if name in WITHOUT_INT8 else ["--int8-nodes", "all"]  # no kernel is timed
-    shorter += ["--model.arguments", "depth=8", "width=16", "norm_momentum=0.9"] if name in OF_RESNET_CIFAR else []
+    shorter += ["--int8-nodes", "all"] if name in WITH_INT8 else ["--no-quantization"]  # no kernel is timed
+    shorter += ["--model.arguments", *SHALLOW[name]] if name in SHALLOW else []
     monkeypatch.setattr(sys, "argv", [str(script(name)), "--quick", *shorter])
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(sys.argv[0], run_name="__main__")

@@ -134,6 +134,7 @@ def test_shifts_are_new_in_every_epoch_and_the_same_in_every_run():
     assert first_epochs(seed=2, count=1) != first[:1]
 
 
+@pytest.mark.slow
 def test_shifts_inside_fit_are_new_in_every_epoch_and_the_same_in_every_run():
     images = numbered_images(count=8, channels=1)
 
@@ -170,7 +171,7 @@ def test_nothing_is_shifted_without_training():
     assert set(offsets(dataset, images, 3).values()) == {(0, 0)}
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "float16", "float32", "int32"])
+@pytest.mark.parametrize("dtype", ["uint8", "float16"])
 def test_a_shift_keeps_shape_and_dtype(dtype):
     dataset = pipeline((np.ones((3, 5, 6, 1), dtype), [0, 1, 2]), batch_size=3, random_shift=2)
     assert dataset.element_spec[0].shape == (None, 5, 6, 1)

@@ -169,6 +169,32 @@ def test_a_killed_computation_goes_on_and_a_complete_one_runs_no_teacher(teacher
     assert " s" in again.report.changed[0].detail
 
 
+def test_examples_without_a_known_number_go_to_several_files_too(teacher, directory, tmp_path):
+    unknown = replace(examples(), train=examples().train.filter(lambda x, y: True))
+    cached = cache_teacher(teacher, unknown, tmp_path / "unknown", batch_size=7)
+    names = [
+        sorted(path.name for path in (each / "outputs").glob("train-*"))
+        for each in (tmp_path / "unknown", directory[0])
+    ]
+    assert names[0] == names[1]
+    assert len(names[0]) > 1
+    rows = [row["teacher_outputs"]["output_0"] for _, row in cached.examples.decoded("train").as_numpy_iterator()]
+    np.testing.assert_array_equal(rows, np.asarray(teacher(X)).astype("float16"))
+
+
+def test_an_error_of_the_teacher_is_not_one_of_the_examples(tmp_path):
+    class Strict(layers.Layer):
+        def call(self, x):
+            with tf.control_dependencies([tf.debugging.assert_less(x, 3.0, "pixels are below 3")]):
+                return tf.identity(x)
+
+    strict = keras.Sequential([keras.Input((4, 4, 1)), Strict(), layers.Flatten(), layers.Dense(5)], name="strict")
+    with pytest.raises(ConfigError, match=r"teacher must compute outputs.*'strict', which raises.*below 3") as raised:
+        cache_teacher(strict, examples(X + 9), tmp_path / "none")
+    assert "damaged" not in str(raised.value)
+    assert "Repair" not in str(raised.value)
+
+
 def test_another_teacher_data_set_or_setting_is_named(teacher, directory, tmp_path):
     place, _ = directory
     changed = X.copy()
@@ -191,6 +217,9 @@ def test_another_teacher_data_set_or_setting_is_named(teacher, directory, tmp_pa
     (tmp_path / "edited").mkdir()
     (tmp_path / "edited" / "teacher.json").write_text(json.dumps({**content, "dtype": "float32"}))
     with pytest.raises(ConfigError, match=r"teacher\.json must be a file that cache_teacher wrote"):
+        cache_teacher(teacher, examples(), tmp_path / "edited")
+    (tmp_path / "edited" / "teacher.json").write_text(json.dumps(content)[:40])
+    with pytest.raises(ConfigError, match=r"Remove the directory, or choose another one\."):  # overwrite cannot help
         cache_teacher(teacher, examples(), tmp_path / "edited")
 
 

@@ -1,5 +1,7 @@
 """Layers inside of a student learn from layers of a teacher: numbers against NumPy, and what cannot be compared."""
 
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -196,6 +198,27 @@ def test_a_projection_between_widths_is_trained_along_and_belongs_to_no_file(tmp
     ]
     end_distillation(student)
     assert len(student.weights) == before
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_file_keeps_the_state_of_the_optimizer_without_that_of_a_projection(scaled, tmp_path):
+    student, alone = convolutional(1, 3), convolutional(1, 3)
+    for model in (student, alone):
+        if model is student:
+            distill(model, convolutional(2, 6), PROJECTED)
+        optimizer = keras.optimizers.Adam(0.01)
+        model.compile(keras.optimizers.LossScaleOptimizer(optimizer) if scaled else optimizer, LABELS)
+        model.train_on_batch(IMAGES, Y[:12])
+    student.save(tmp_path / "student.keras")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loaded = keras.models.load_model(tmp_path / "student.keras")
+    own = [each.numpy() for each in student.optimizer.variables if "first_to_teacher" not in each.name]
+    found = [each.numpy() for each in loaded.optimizer.variables]
+    assert len(found) == len(alone.optimizer.variables) == len(own)
+    for one, other in zip(own, found, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert any(np.any(each) for each in found[-len(loaded.trainable_variables) :])  # Adam's second moments
 
 
 @pytest.mark.slow

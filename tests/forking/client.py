@@ -18,6 +18,8 @@ from pathlib import Path
 SERVER = Path(__file__).with_name("server.py")
 READ_LATE = {"_", "COLUMNS", "LINES", "OLDPWD", "PWD", "SHLVL"}  # a shell sets these, or a terminal
 READ_LATE |= {"http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"}  # these are read at each request
+READ_LATE |= {"CUDA_VISIBLE_DEVICES", "TF_CONFIG", "TF_FORCE_GPU_ALLOW_GROWTH"}  # when devices and clusters are made
+READ_LATE |= {"PYTHONPATH", "PYTHONUNBUFFERED", "TMPDIR"}  # the server makes up for these
 PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -33,24 +35,25 @@ def can_be_forked(settings, words):
     return names_one and {name for name, _ in differing} <= READ_LATE
 
 
-def connect(directory, python):
+def connect(directory, settings):
     """Returns a connection to the server, which the first caller starts."""
     address = directory / "socket"
     with (directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not address.exists():
-            start_server(directory, python, address)
+            start_server(directory, settings, address)
     connection = socket.socket(socket.AF_UNIX)
     connection.connect(str(address))
     return connection
 
 
-def start_server(directory, python, address):
+def start_server(directory, settings, address):
     import subprocess
 
     with (directory / "log").open("wb") as log:
         server = subprocess.Popen(
-            [*python, SERVER, directory],
+            [*settings["starts_server"], SERVER, directory],
+            env=settings["environment"],  # not that of the first program
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -67,7 +70,7 @@ def main():
     settings = json.loads((directory / "settings.json").read_text())
     if not can_be_forked(settings, words):
         os.execv(settings["python"], [settings["python"], *words])
-    with connect(directory, settings["starts_server"]) as connection:
+    with connect(directory, settings) as connection:
         # Who leads a group gets what is sent to all of it, and passes it on to all of the program's.
         group = 0 if os.getpgrp() == os.getpid() else os.getpgrp()
         request = {"words": words, "directory": str(Path.cwd()), "environment": dict(os.environ), "group": group}

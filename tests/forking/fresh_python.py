@@ -26,6 +26,7 @@ def write_interpreter(
     blocked: Sequence[str] = (),
     tests: int | None = None,
     base: Path | None = None,
+    prepare: str = "",
 ) -> Path:
     """Writes an executable that takes the interpreter's words, and runs programs in forks of one server.
 
@@ -38,11 +39,13 @@ def write_interpreter(
         blocked: The modules that no program can import.
         tests: The process with which the server ends, this one by default.
         base: Another such executable, whose server forks this one's, and so imports for both.
+        prepare: A program that the server runs once it has imported them, for all of its forks.
     """
     settings = {
         "python": sys.executable,
         "starts_server": [sys.executable, "-P"] if base is None else [str(base)],
         "imports": list(imports),
+        "prepare": prepare,
         "blocked": list(blocked),
         "tests": tests or os.getpid(),
         "environment": {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},

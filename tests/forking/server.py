@@ -7,6 +7,7 @@ import atexit
 import gc
 import importlib
 import importlib.util
+import io
 import json
 import os
 import pkgutil
@@ -15,6 +16,7 @@ import select
 import signal
 import socket
 import sys
+import tempfile
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -80,8 +82,7 @@ def run(request, files):
             os.dup2(file, target)
             os.close(file)
         os.chdir(request["directory"])
-        os.environ.clear()
-        os.environ.update(request["environment"])
+        set_environment(request["environment"], isolated=request["words"][0] == "-I")
         random.seed()
         if "numpy" in sys.modules:
             sys.modules["numpy"].random.seed()
@@ -92,6 +93,17 @@ def run(request, files):
         sys.stderr.flush()
     finally:
         os._exit(code)
+
+
+def set_environment(environment, *, isolated):
+    """Sets the variables, and what the interpreter has read of them at its start."""
+    if not isolated and environment.get("PYTHONPATH") != os.environ.get("PYTHONPATH"):
+        sys.path[:0] = environment.get("PYTHONPATH", "").split(os.pathsep)
+    if environment.get("PYTHONUNBUFFERED"):
+        sys.stdout = io.TextIOWrapper(open(1, "wb", 0, closefd=False), write_through=True)  # noqa: SIM115
+    tempfile.tempdir = None
+    os.environ.clear()
+    os.environ.update(environment)
 
 
 def execute(words):
@@ -153,6 +165,7 @@ def main():
     sys.modules.update(dict.fromkeys(settings["blocked"]))
     for name in settings["imports"]:
         import_all(name)
+    exec(settings["prepare"], {})
     gc.freeze()  # a collection in a forked process does not touch, and so copy, what is shared
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(directory / "binding"))

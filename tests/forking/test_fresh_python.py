@@ -132,6 +132,13 @@ def test_other_options_or_variables_really_start_the_interpreter(python, monkeyp
     assert outcome(python, "import os; print(forked, os.environ['TF_ENABLE_ONEDNN_OPTS'])")[1] == "False 0\n"
 
 
+def test_variables_that_the_interpreter_reads_at_its_start_count_in_a_fork(python, tmp_path):
+    (tmp_path / "beside.py").write_text("NAME = 'beside'")
+    code = "import os, beside, tempfile; print(forked, beside.NAME, tempfile.gettempdir()); os._exit(0)"
+    variables = {"PYTHONPATH": str(tmp_path), "TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1"}
+    assert outcome(python, code, env={**os.environ, **variables}) == (0, f"True beside {tmp_path}\n", "")
+
+
 def test_the_server_of_another_interpreter_imports_for_both(python, tmp_path):
     more = FreshPython({"tfopt": write_interpreter(tmp_path / "m", ["colorsys"], base=python.interpreters["tfopt"])})
     code = "print(forked, 'colorsys' in sys.modules, sys.argv, [each for each in sys.path if 'forking' in each])"

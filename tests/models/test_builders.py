@@ -310,7 +310,7 @@ def test_saved_models_reload(tmp_path, fresh_python):
         if any(type(each).__module__.startswith("tfopt") for each in model.layers)
     ]
     for needed, names in {"tfopt": own, "keras": sorted(models.keys() - own)}.items():
-        fresh_python("-I", "-c", RELOAD, needed, *names, imported="nothing", cwd=tmp_path, check=True)
+        fresh_python("-I", "-c", RELOAD, needed, *names, imported="keras", cwd=tmp_path, check=True)
     for name, expected in outputs.items():
         np.testing.assert_allclose(np.load(tmp_path / f"{name}.npy"), expected, atol=1e-5)
 

@@ -29,6 +29,7 @@ from tfopt.reporting.html_page import write_html
 from tfopt.reporting.saved_report import load_report
 from tfopt.runner import run
 from tfopt.runner.model_check import with_float_inputs
+from tfopt.runner.teacher import teacher_recipe
 from tfopt.tasks.label_smoothing import SmoothedCrossEntropy
 from tfopt.training import TrainingConfig
 from tfopt.training.optimizers import make_optimizer
@@ -454,6 +455,104 @@ def test_a_teacher_that_does_not_fit_is_known_before_the_training(tmp_path):
     with pytest.raises(ConfigError, match="outputs of the shapes and dtypes"):
         run(recipe, console=console)
     assert "train  epoch" not in printed(console)
+
+
+TAUGHT = """
+name = "taught"
+base = "teacher.toml"
+
+[model]
+arguments = {{ units = [3] }}
+
+[distillation]
+teacher = "{directory}/teacher.toml"
+teacher_cache = "{directory}/outputs"
+teacher_weight = 1.0
+
+[clustering]
+clusters = 4
+minimum_size = 1
+epochs = 1
+"""
+
+
+@pytest.fixture(scope="module")
+def taught(tmp_path_factory):
+    """A run whose teacher is a recipe, and the directory of both: (result, what it printed, directory)."""
+    directory = tmp_path_factory.mktemp("taught")
+    (directory / "teacher.toml").write_text(dataclasses.replace(TRAIN_ONLY, name="large").to_toml())
+    (directory / "taught.toml").write_text(TAUGHT.format(directory=directory))
+    console = silent()
+    recipe = find_recipe(directory / "taught.toml")
+    training = dataclasses.replace(recipe.training, checkpoint_dir=str(directory / "checkpoints"))
+    recipe = dataclasses.replace(recipe, training=training, export_dir=str(directory / "out"))
+    return run(recipe, console=console), printed(console), recipe, directory
+
+
+def test_a_teacher_that_is_a_recipe_is_trained_first_and_its_score_stands_beside_the_students(taught):
+    result, words, _, directory = taught
+    assert [phase.name for phase in result.report.phases] == ["teacher", "train", "cluster"]
+    assert list(result.receipts) == ["teacher", "float32", "clustered"]
+    assert result.ok
+    names = {name: receipt.baseline and Path(receipt.baseline).name for name, receipt in result.receipts.items()}
+    assert names == {"teacher": None, "float32": "teacher", "clustered": "float32"}
+    weights = {name: receipt.weight_count for name, receipt in result.receipts.items()}
+    assert weights["teacher"] == 12 * 24 + 24 * 4
+    assert weights["float32"] == 12 * 3 + 3 * 4
+    assert [each.name for each in result.report.passes] == ["cache teacher", "distill", "cluster"]
+    # The teacher alone taught: the loss is the distance from its outputs.
+    assert result.report.phases[1].history["loss"][-1] < 0.5 * result.report.phases[1].history["val_loss"][-1]
+    assert result.report.phases[0].history["val_accuracy"][-1] == pytest.approx(result.receipts["teacher"].accuracy)
+    assert (directory / "outputs" / "teacher.json").is_file()
+    assert "teacher: large" in words
+
+
+def test_clustered_weights_share_their_values_in_the_model_and_the_artifact(taught):
+    result, *_ = taught
+    for name in ("dense1", "logits"):
+        assert len(np.unique(result.model.get_layer(name).kernel)) <= 4
+    assert result.receipts["clustered"].precision == "codebook_weight_only"
+    assert result.receipts["clustered"].parity_max_abs_error < 1e-5
+    assert result.report.passes[-1].changed[0].detail.startswith("4 values in kernel")
+
+
+def test_a_run_with_a_teacher_resumes_after_it(taught):
+    result, _, recipe, _ = taught
+    console = silent()
+    with pytest.warns(TfoptWarning, match="There is nothing to train"):
+        again = run(dataclasses.replace(recipe, export_dir=None), console=console)
+    assert "teacher  epoch" not in printed(console)
+    for one, other in zip(again.model.get_weights(), result.model.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_a_teacher_that_is_a_recipe_takes_the_form_and_the_seed_of_the_run(tmp_path):
+    quick = {"distillation": {"teacher_form": "quick"}}
+    student = dataclasses.replace(
+        TRAIN_ONLY, distillation=TeacherConfig(teacher="resnet_cifar"), forms={"quick": quick}
+    )
+    recipe = with_changes(student.quick(), {"training": {"seed": 7, "checkpoint_dir": "kept"}})
+    found = teacher_recipe(recipe)
+    assert found.name == "resnet_cifar (quick run)"
+    assert found.training.epochs == RECIPES["resnet_cifar"].quick().training.epochs
+    assert (found.training.seed, found.training.checkpoint_dir) == (7, "kept")
+    assert teacher_recipe(TRAIN_ONLY) is None
+    assert dataclasses.replace(student, forms={}).quick().distillation.teacher_form == "quick"
+    with pytest.raises(ConfigError, match="Unknown form 'none'"):
+        teacher_recipe(with_changes(recipe, {"distillation": {"teacher_form": "none"}}))
+    with pytest.raises(
+        ConfigError, match=r"Unknown recipe, file or directory of a teacher 'resnet_cifr'.*'resnet_cifar'\?"
+    ):
+        teacher_recipe(with_changes(recipe, {"distillation": {"teacher": "resnet_cifr"}}))
+    (tmp_path / "taught.toml").write_text(student.to_toml())
+    chain = with_changes(student, {"distillation": {"teacher": str(tmp_path / "taught.toml")}})
+    with pytest.raises(ConfigError, match=r"learns from its labels alone.*Name that one"):
+        teacher_recipe(chain)
+
+
+def test_a_cached_teacher_is_refused_with_augmentation_before_anything_runs():
+    with pytest.raises(ConfigError, match="teacher_cache needs examples that are the same in every epoch"):
+        with_changes(RECIPES["resnet_cifar"], {"distillation": {"teacher_cache": "outputs"}})
 
 
 @pytest.mark.slow

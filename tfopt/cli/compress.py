@@ -79,6 +79,7 @@ def _of_recipe(
     from tfopt.recipe.recipe import NOT_KL
     from tfopt.runner import run
     from tfopt.runner.model_check import are_shares
+    from tfopt.runner.teacher import teacher_recipe
     from tfopt.tasks.label_smoothing import smoothed
 
     earlier = source_of(out)
@@ -93,12 +94,13 @@ def _of_recipe(
     task, augment = recipe.find_task(), recipe.data.augment
     score = task.score(data)
     loss: Any = NOT_KL.get(task.name, "kl")
+    taught = None if teacher_recipe(recipe) else recipe.distillation  # the run alone trains a teacher
     own: dict[str, Any] = {
         "metric": score if isinstance(score, str) else score.name,
         "shrink": config.shrink if recipe.shrink is None else replace(recipe.shrink, rounds=1),
         "training": recipe.training,
         "augment": replace(augment, mixup=0.0, cutmix=0.0),
-        "distillation": recipe.distillation or TeacherConfig(loss=loss),
+        "distillation": TeacherConfig(loss=loss) if taught is None else replace(taught, teacher_cache=None),
     }
     defaults = CompressionConfig()
     changed = {key: value for key, value in own.items() if getattr(config, key) == getattr(defaults, key)}
@@ -109,7 +111,9 @@ def _of_recipe(
         say("the smaller models lose their channels at once, not in rounds", error=True)
     if earlier is not None:
         return _loaded(out / MODEL), data, config
-    off: dict[str, Any] = dict.fromkeys(("shrink", "pruning", "quantization", "distillation", "export_dir"))
+    off: dict[str, Any] = dict.fromkeys(
+        ("shrink", "pruning", "clustering", "quantization", "distillation", "export_dir")
+    )
     model = run(replace(recipe, **off, forms={}), console=ProgressConsole(stderr=as_json)).model
     if augment.mixes_examples and not are_shares(data, task):  # it was trained with the loss of shares
         model.compile(loss=smoothed(task.loss(data), recipe.training.label_smoothing))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from annotated_types import Ge, Le
+from annotated_types import Ge, Gt, Le, Lt
 
 from tfopt.settings.flags import Layers
 from tfopt.settings.validation import Remedy, check_fields
@@ -36,6 +37,11 @@ class ClusteringConfig:
     include: Layers = ()
     """Names, paths or classes of the only layers that are clustered. Without any, all are, except depthwise
     convolutions, which must be named."""
+
+    epochs: Annotated[int, Ge(1)] = 5
+    """Number of epochs of a recipe's fine-tuning, in which the shared values are trained."""
+    learning_rate: Annotated[float, Gt(0), Lt(math.inf)] | None = None
+    """Learning rate of a recipe's fine-tuning. By default the learning rate of its training."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -105,6 +105,12 @@ class CompressionConfig:
                     f"{name} of a compression works at once. Received: {name} with "
                     f"{'training=True' if name == 'quantization' else 'rounds > 1'}. Leave it out."
                 )
+        taught = self.distillation
+        if taught is not None and (taught.teacher_form or taught.teacher_cache):
+            raise ConfigError(
+                "The teacher of a compression must be the given model or a file, and it runs in the steps. Received: "
+                f"teacher_form={taught.teacher_form!r}, teacher_cache={taught.teacher_cache!r}. Leave both out."
+            )
         if self.augment.mixup or self.augment.cutmix:
             raise ConfigError(
                 "mixup and cutmix need a loss of shares, which the model's own need not be. Received: "
@@ -145,6 +151,7 @@ def changes_in(recipe: Recipe) -> str:
         name = "small"
         shrink = false
         pruning = false
+        clustering = false
         distillation = false
         <BLANKLINE>
         [quantization]

@@ -42,7 +42,11 @@ FILE, RECORDS, FORMAT = "teacher.json", "outputs", 1
 KEY = "key"
 # A killed computation goes on after its last whole file.
 BATCHES_PER_FILE, MOST_FILES = 16, 64
-REMEDY = "Set overwrite=True to compute the outputs again, or choose another directory."
+REMEDY = "Choose another directory, or compute the outputs again: remove this one, or set overwrite=True."
+
+
+class OtherTeacherError(ConfigError):
+    """The directory holds the outputs of another teacher."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -120,7 +124,7 @@ def cache_teacher(
     Raises:
         ConfigError: The directory holds something else; or the outputs of another teacher, for other examples or with
             other settings; or the examples are random, differ in shape or do not fit the teacher; or float16 cannot
-            hold an output.
+            hold an output; or the teacher raises an error.
         UnsupportedModelError: The teacher touches files, the network or Python when it runs.
     Example:
         >>> import keras, tempfile
@@ -135,8 +139,8 @@ def cache_teacher(
     check_value("top_k", top_k, Annotated[int, Ge(1)] | None)
     check_value("dtype", dtype, Literal["float16", "float32"])
     check_value("batch_size", batch_size, Annotated[int, Ge(1)])
-    _check_examples(examples)
-    frozen = freeze_unfolded(teacher, trusted=trusted)
+    check_examples(examples)
+    frozen = teacher if isinstance(teacher, FrozenGraph) else freeze_unfolded(teacher, trusted=trusted)
     model = Teacher(frozen, frozen, trusted=True)
     layers, weights = digests(frozen)
     specs = {name: spec for name, (_, spec) in frozen.outputs.items()}
@@ -153,7 +157,7 @@ def cache_teacher(
         batch_size=batch_size,
     )
     computation = Computation(model, list(frozen.inputs), specs, top_k, dtype)
-    batches = examples.batches("train", batch_size).map(
+    batches = _counted(examples.batches("train", batch_size)).map(
         lambda inputs, *_: {KEY: _keys(inputs), "inputs": inputs_by_name(inputs, frozen)}
     )
     count = int(batches.cardinality())
@@ -182,6 +186,8 @@ def cache_teacher(
                 "examples must be those that the teacher saw. Received: "
                 f"{examples.name!r}, whose training part has changed since {place} was written. {REMEDY}"
             ) from error
+        except ConfigError as error:
+            raise error if computation.error is None else computation.error from error
         seconds = None if earlier is None else earlier.seconds_per_example
         if computation.examples:
             seconds = computation.seconds / computation.examples
@@ -223,6 +229,14 @@ class Contents:
     seconds_per_example: float | None = None
 
 
+def _counted(batches: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns batches that know their number: it decides the files. They are read once if the source does not know."""
+    if int(batches.cardinality()) != tf.data.UNKNOWN_CARDINALITY:
+        return batches
+    count = int(batches.reduce(np.int64(0), lambda total, *_: total + 1))
+    return batches.apply(tf.data.experimental.assert_cardinality(count))
+
+
 def _keys(inputs: Any) -> tf.Tensor:
     """Returns a fingerprint of the inputs of each example of a batch, uint8 [batch, 8]."""
     prints = [tf.fingerprint(each) for each in tf.nest.flatten(inputs)]
@@ -253,7 +267,8 @@ def _joined(examples: Examples, rows: tf.data.Dataset, size: int) -> Examples:
     return replace(examples, train=train, decode=decode, decodes_boxes=False, padding=None, stored=None)
 
 
-def _check_examples(examples: Examples) -> None:
+def check_examples(examples: Examples) -> None:
+    """Raises ConfigError unless the outputs of a teacher for these examples can be kept."""
     if examples.size("train") == 0:
         raise ConfigError(f"examples must hold training examples. Received: none in {examples.name!r}. Check the data.")
     if changes_every_epoch(examples.decoded("train")):
@@ -306,11 +321,12 @@ def _earlier(place: Path, contents: Contents, *, overwrite: bool) -> Contents | 
         earlier = Contents(**{key: value for key, value in content.items() if key != "sha256"})
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{FILE} must be a file that cache_teacher wrote. Received: {place / FILE} ({error}). {REMEDY}"
+            f"{FILE} must be a file that cache_teacher wrote. Received: {place / FILE} ({error}). Remove the "
+            "directory, or choose another one."
         ) from error
     for part in ("layers", "weights"):
         if getattr(earlier, part) != getattr(contents, part):
-            raise ConfigError(
+            raise OtherTeacherError(
                 f"teacher must be the one whose outputs the directory holds. Received: {contents.teacher!r}, whose "
                 f"{part} are not those of the teacher of {place}. {REMEDY}"
             )

@@ -79,14 +79,23 @@ class DistillationConfig:
 class TeacherConfig:
     """Who teaches the model of a recipe.
 
+    Raises:
+        ConfigError: A value is out of range.
+
     Example:
         >>> TeacherConfig(temperature=2.0).distillation()
         DistillationConfig(loss='kl', temperature=2.0, features=(), weight=0.5)
     """
 
     teacher: Annotated[str, MinLen(1)] = PARENT
-    """Path of a .keras file, an artifact or another SavedModel, which teaches in every fit. "parent" is the model as
-    the first stage has trained it: it teaches the later ones, which shrink, prune or quantize it."""
+    """Name of a recipe, or its .toml file, which is trained first, or path of a .keras file, an artifact or another
+    SavedModel: it teaches in every fit. "parent" is the model as the first stage has trained it: it teaches the later
+    ones, which shrink, prune, cluster or quantize it."""
+    teacher_form: Annotated[str, MinLen(1)] | None = None
+    """Form of the teacher's recipe, such as quick. By default the recipe as it stands."""
+    teacher_cache: Annotated[str, MinLen(1)] | None = None
+    """Directory for the outputs of the teacher. They are computed once, and no teacher runs in the training steps. Not
+    with augmentation, which shows other examples than the teacher saw. By default the teacher runs in each step."""
     loss: SoftLoss = "kl"
     """Distance from the teacher's outputs: kl for classes that exclude each other, binary for labels that do not, mse
     for values."""

@@ -25,6 +25,7 @@ from tfopt.distillation.features import (
     attach,
     check_pairs,
     detach,
+    leave_out_of_files,
     make_distance,
     make_projection,
 )
@@ -209,6 +210,8 @@ class _Distillation:
                 "compute_loss must be given x, for the teacher. Received: x=None, from the train_step of "
                 f"{type(student).__name__}. Pass x=x there."
             )
+        if self._has_projections:  # the optimizer may be newer than the distillation
+            leave_out_of_files(student.optimizer, [each for each in self._projections if each is not None])
         of_teacher = self._of_teacher(x, rows, y_pred, sample_weight)
         for loss in student.losses:  # regularization does not depend on who teaches
             of_teacher += ops.cast(added_loss(student, loss), of_teacher.dtype)
@@ -223,6 +226,10 @@ class _Distillation:
     @property
     def _is_recorded(self) -> bool:
         return isinstance(self._teachers[0], RecordedTeacher)
+
+    @property
+    def _has_projections(self) -> bool:
+        return any(each is not None for each in self._projections)
 
     def _now(self, weight: float | Callable[[Any], Any]) -> Any:
         """Returns a weight at the present step, which the optimizer counts and a checkpoint holds."""

@@ -7,6 +7,7 @@ that of the same graph with the layers' outputs beside its own.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,7 @@ import keras
 from keras import ops
 
 from tfopt.compat.layers import attach_layer, detach_layer, direct_layers, functional_class
+from tfopt.compat.optimizers import inner_optimizer
 from tfopt.compat.replace import wrap
 from tfopt.compat.trainer import built_under
 from tfopt.distillation.config import FeatureLoss, FeaturePair
@@ -154,6 +156,22 @@ def attach(student: keras.Model, projections: Sequence[Projection]) -> None:
     """Lets a student train projections. Its files have the layers of its graph alone."""
     for each in projections:
         attach_layer(student, each)
+
+
+def leave_out_of_files(optimizer: Any, projections: Sequence[Projection]) -> None:
+    """Lets the files of an optimizer leave out what it keeps for projections, as those of the student leave these out.
+
+    The student that is loaded has none, and Keras drops the state of an optimizer with another number of variables.
+    """
+    own = tuple(f"{variable.path.replace('/', '_')}_" for each in projections for variable in each.trainable_variables)
+
+    def save(optimizer: Any, name: str, store: Any) -> None:
+        kept = [variable for variable in optimizer.variables if not variable.name.startswith(own)]
+        for number, variable in enumerate(kept):
+            store[str(number)] = variable.numpy()
+
+    for each in {id(each): each for each in (optimizer, inner_optimizer(optimizer))}.values():
+        wrap(each, functools.partial(save, each), "save_own_variables")
 
 
 def detach(student: keras.Model) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfopt.compat.tensorflow import words_of
 from tfopt.distillation.losses import SIGMOID, SOFTMAX
 from tfopt.distillation.teacher import Teacher
 from tfopt.errors import ConfigError
@@ -23,6 +24,11 @@ class Computation:
     """Runs the teacher on batches, one at a time, and measures its time.
 
     It runs in Python, not as a part of tf.data, whose functions never run on a GPU.
+
+    Attributes:
+        seconds: The time of the teacher so far.
+        examples: The examples so far.
+        error: Why the teacher computes no outputs; None as long as it does. tf.data tells of errors of an op only.
     """
 
     def __init__(
@@ -36,6 +42,7 @@ class Computation:
         self._model, self._inputs, self._specs, self._top_k, self._dtype = model, inputs, specs, top_k, dtype
         self._lock = threading.Lock()
         self.seconds, self.examples = 0.0, 0
+        self.error: ConfigError | None = None
 
     def stored(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Returns in TensorFlow what is stored of the outputs for a batch, by the name of the output."""
@@ -59,12 +66,29 @@ class Computation:
         return stored
 
     def _run(self, *inputs: np.ndarray) -> list[np.ndarray]:
+        try:
+            return self._parts(self._outputs(inputs))
+        except ConfigError as error:
+            self.error = error
+            raise
+        except tf.errors.OpError as error:
+            self.error = ConfigError(
+                "teacher must compute outputs for every training example. Received: "
+                f"{self._model.name!r}, which raises {words_of(error)}. Check that it was trained on such examples."
+            )
+            raise
+
+    def _outputs(self, inputs: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
         with self._lock:
             begin = time.perf_counter()
             outputs, _ = self._model.outputs(dict(zip(self._inputs, inputs, strict=True)))
             found = {name: np.asarray(value, np.float32) for name, value in outputs.items()}
             self.seconds += time.perf_counter() - begin
             self.examples += len(inputs[0])
+        return found
+
+    def _parts(self, found: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Returns what is stored of outputs, in the order of `stored`."""
         parts: list[np.ndarray] = []
         for name in sorted(found):  # the order of tf.nest
             if self._top_k is None:

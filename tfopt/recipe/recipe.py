@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,19 +15,19 @@ import tomli_w
 import tyro
 from annotated_types import MinLen
 
+from tfopt.clustering.config import ClusteringConfig
 from tfopt.data.config import DataConfig
 from tfopt.distillation.config import PARENT, TeacherConfig
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.exporting.config import Formats, Int8Nodes
-from tfopt.models import BUILDERS, find_builder
-from tfopt.models.keras_models import FAMILIES
 from tfopt.pruning import PruningConfig, StructuredPruningConfig
 from tfopt.quantization import QuantizationConfig
 from tfopt.recipe.changes import check_names, check_no_code, config_error, with_changes
+from tfopt.recipe.model import ModelConfig
 from tfopt.recipe.tables import changed_settings, flat, plain_settings, shown_settings
 from tfopt.report.sheet import Sheet, Shown, Table
-from tfopt.settings.calls import call_named, check_call, import_code, is_code
-from tfopt.settings.flags import BY_NAME, Arguments, stages
+from tfopt.settings.calls import import_code, is_code
+from tfopt.settings.flags import BY_NAME, stages
 from tfopt.settings.validation import check_fields, check_name, check_stored
 from tfopt.tasks.task import TASKS, Task
 from tfopt.terminal import is_printable
@@ -37,41 +37,6 @@ NOT_KL = {"regression": "mse", "multi_label_classification": "binary"}
 QUICK_EPOCHS = 2
 QUICK_EXAMPLES = 320
 QUICK_STEPS = 10
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelConfig:
-    """The model to build.
-
-    Example:
-        >>> ModelConfig(builder="mlp", arguments={"units": [64]}).build((8,), 3).output_shape
-        (None, 3)
-    """
-
-    builder: Annotated[str | Callable[..., Any], BY_NAME] = "simple_cnn"
-    """Name of a builder (see `tfopt models`), of a model of keras.applications such as keras:DenseNet121, of a backbone
-    of KerasHub such as keras_hub:ViTBackbone, or package.module:function of your own. In Python also a function
-    (input_shape, outputs, **arguments)."""
-    arguments: Arguments = field(default_factory=dict)
-    """Arguments of the builder, for example width=32 filters=[8,16]."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        check_call("builder", self.builder, self._builders(), self.arguments, (None, None))
-
-    def build(self, input_shape: Any, outputs: int) -> Any:
-        """Builds the model for an input shape (a dict of shapes for several inputs) and a number of outputs.
-
-        Raises:
-            ConfigError: The builder cannot make a model from the arguments.
-        """
-        return call_named("builder", self.builder, self._builders(), self.arguments, input_shape, outputs)
-
-    def _builders(self) -> Mapping[str, Callable[..., Any]]:
-        """Returns the registered builders, with that of a name such as "keras:DenseNet121"."""
-        if isinstance(self.builder, str) and self.builder.partition(":")[0] in FAMILIES:
-            return {**BUILDERS, self.builder: find_builder(self.builder)}
-        return BUILDERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +68,8 @@ class Recipe(Shown):
     """Settings of the removal of whole channels, with fine-tuning. None turns it off."""
     pruning: PruningConfig | None = None
     """Settings of the pruning, with fine-tuning. None turns it off."""
+    clustering: ClusteringConfig | None = None
+    """Settings of the clustering of weights, with fine-tuning. None turns it off."""
     quantization: QuantizationConfig | None = None
     """Settings of the int8 quantization, with or without training. None turns it off."""
     distillation: TeacherConfig | None = None
@@ -115,7 +82,8 @@ class Recipe(Shown):
     """File formats of the artifacts, for example saved_model onnx. A directory of another format than saved_model has
     its name at the end, as in int8_onnx/."""
     export_dir: Annotated[str, MinLen(1)] | None = None
-    """Directory for float32/, shrunk/, pruned/, int8/, the receipts and the report. With None nothing is written."""
+    """Directory for teacher/, float32/, shrunk/, pruned/, clustered/, int8/, the receipts and the report. With None
+    nothing is written."""
     forms: tyro.conf.Suppress[Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     """Other forms of the recipe by name, each a table of the settings that differ: "quick" runs in less than a minute,
     "full" trains on the usual data set."""
@@ -127,18 +95,8 @@ class Recipe(Shown):
                 f"name must be one line without control characters. Received: name={self.name!r}. "
                 "Write for example name = 'digits_cnn'."
             )
-        trains_again = self.shrink or self.pruning or (self.quantization and self.quantization.training)
-        if self.distillation is not None and self.distillation.teacher == PARENT and not trains_again:
-            raise ConfigError(
-                "teacher='parent' teaches the stages that train after the first one. Received: a recipe without "
-                "shrink, pruning and quantization with training. Add one, or name the file of a teacher."
-            )
-        by_kl = self.distillation is not None and self.distillation.loss == "kl"
-        if by_kl and isinstance(self.task, str) and self.task in NOT_KL:
-            raise ConfigError(
-                f"loss='kl' of distillation is for classes that exclude each other. Received: task={self.task!r}. Set "
-                f"distillation.loss={NOT_KL[self.task]!r}."
-            )
+        if self.distillation is not None:
+            self._check_distillation(self.distillation)
         if not is_code(self.task):
             check_name("task", self.task, TASKS, or_a="a Task", accepts=lambda task: isinstance(task, Task))
         for name in self.forms:
@@ -149,6 +107,26 @@ class Recipe(Shown):
                     f"The form {name!r} must hold valid settings. {error} The table [forms.{name}] has the settings of "
                     "this form, which come before those of the recipe."
                 ) from error
+
+    def _check_distillation(self, config: TeacherConfig) -> None:
+        in_training = self.quantization is not None and self.quantization.training
+        trains_again = self.shrink or self.pruning or self.clustering or in_training
+        if config.teacher == PARENT and not trains_again:
+            raise ConfigError(
+                "teacher='parent' teaches the stages that train after the first one. Received: a recipe without "
+                "shrink, pruning, clustering and quantization with training. Add one, or name a recipe or a file."
+            )
+        if config.loss == "kl" and isinstance(self.task, str) and self.task in NOT_KL:
+            raise ConfigError(
+                f"loss='kl' of distillation is for classes that exclude each other. Received: task={self.task!r}. Set "
+                f"distillation.loss={NOT_KL[self.task]!r}."
+            )
+        if config.teacher_cache is not None and self.data.augments:
+            raise ConfigError(
+                "teacher_cache needs examples that are the same in every epoch, as the teacher saw them. Received: "
+                f"teacher_cache={config.teacher_cache!r} and an augmentation. Leave teacher_cache out, turn the "
+                "augmentation off, or store augmented examples with tfopt.data.convert."
+            )
 
     def find_task(self) -> Task:
         """Returns the task: the registered one if `task` is a name.
@@ -198,6 +176,7 @@ class Recipe(Shown):
             return self.form("quick")
         shrink = self.shrink and replace(self.shrink, epochs=min(self.shrink.epochs, QUICK_EPOCHS))
         pruning = self.pruning and replace(self.pruning, epochs=min(self.pruning.epochs, QUICK_EPOCHS))
+        clustering = self.clustering and replace(self.clustering, epochs=min(self.clustering.epochs, QUICK_EPOCHS))
         quantization = self.quantization
         if quantization is not None and quantization.training:
             quantization = replace(quantization, epochs=min(quantization.epochs, QUICK_EPOCHS))
@@ -211,7 +190,9 @@ class Recipe(Shown):
             ),
             shrink=shrink,
             pruning=pruning,
+            clustering=clustering,
             quantization=quantization,
+            distillation=self.distillation and replace(self.distillation, teacher_form="quick"),
             forms={},
         )
         return self._named_after("quick", shorter)

@@ -8,11 +8,13 @@ from typing import Any
 from rich.console import Console
 
 from tfopt.diagnosis.diagnose import DoctorHook, report
+from tfopt.distillation.config import PARENT
 from tfopt.recipe import Recipe
 from tfopt.recipe.changes import with_changes
 from tfopt.recipe.tables import nested
 from tfopt.report import DiagnosisReport
 from tfopt.runner.recipe_run import run
+from tfopt.runner.teacher import teacher_recipe
 from tfopt.scripts.hook import hooked
 
 # Epochs within which the steps to watch should be done. Causes such as a missing cache show from the second on.
@@ -22,14 +24,18 @@ EPOCHS = 8
 def diagnose_recipe(recipe: Recipe, *, steps: int = 100, trace_dir: str | None = None) -> DiagnosisReport:
     """Trains a recipe for some steps without compressing or exporting anything, and says what holds it back.
 
-    With a directory, TensorFlow's profiler records a trace of some steps there.
+    With a directory, TensorFlow's profiler records a trace of some steps there. A teacher that the run would train is
+    left out; one on disk runs in the steps.
 
     Raises:
         ConfigError: The recipe or its plan is wrong.
         TrainingError: The training is too short to measure.
     """
     training = replace(recipe.training, epochs=EPOCHS, checkpoint_dir=None)
-    watched = replace(recipe, shrink=None, pruning=None, quantization=None, export_dir=None, training=training)
+    off: dict[str, Any] = dict.fromkeys(("shrink", "pruning", "clustering", "quantization", "export_dir"))
+    if recipe.distillation is not None and (recipe.distillation.teacher == PARENT or teacher_recipe(recipe)):
+        off["distillation"] = None  # such a teacher would be trained first
+    watched = replace(recipe, **off, training=training)
     doctor = DoctorHook(steps, stops=True)
     with hooked(doctor):
         run(watched, console=Console(quiet=True))

@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import keras
@@ -14,15 +15,16 @@ from rich.console import Console
 from rich.markup import escape
 
 from tfopt.atomic.directories import check_target, exclusive
-from tfopt.data import Examples, decide
+from tfopt.data import EpochCounter, Examples, decide
 from tfopt.exporting import verify_together
 from tfopt.recipe import Recipe
 from tfopt.recipes import find_recipe
-from tfopt.report import Receipt, RunReport
+from tfopt.report import Decision, Receipt, RunReport
 from tfopt.reporting.terminal import PlanTable
 from tfopt.runner.model_check import with_float_inputs
 from tfopt.runner.run_report import RunResult, check_reports, environment, print_line, print_score, write_reports
 from tfopt.runner.stages import artifacts, rehearse, stages
+from tfopt.runner.teacher import teacher_recipe
 from tfopt.runner.work import VERIFIED_AT_ONCE, Work, begin, place_augmentation, training_of
 from tfopt.terminal import PrintableConsole
 from tfopt.training import Plan, plan
@@ -32,9 +34,10 @@ from tfopt.training.checkpointing.store import check_mode
 def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | None = None) -> RunResult:
     """Runs a recipe from training to the report.
 
-    Exports the trained model as float32/. If the recipe shrinks, prunes or quantizes, also exports the results of these
-    stages as shrunk/, pruned/ and int8/. Verifies each artifact in a fresh process, and writes receipts.json and
-    report.html beside them.
+    Exports the trained model as float32/. If the recipe shrinks, prunes, clusters or quantizes, also exports the
+    results of these stages as shrunk/, pruned/, clustered/ and int8/. A teacher that is a recipe is trained first, and
+    exported as teacher/. Verifies each artifact in a fresh process, and writes receipts.json and report.html beside
+    them.
 
     Args:
         recipe: A recipe, its name, or a .toml file.
@@ -78,16 +81,37 @@ def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | 
         return _run(settings, decided, export_dir, console)
 
 
-def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Console) -> RunResult:
+def _begin(
+    settings: Recipe, decided: Plan, console: Console, teacher: Work | None = None
+) -> tuple[Work, tuple[Decision, ...]]:
+    """Returns a run before its first stage, and all decisions. The seed decides the first weights of its model."""
     examples = settings.data.load()
     augmentation, places = place_augmentation(settings, examples, decided)
     decisions = (*decided.decisions, *decide(examples, settings.data), *places)
     console.print(PlanTable(decisions))
     for note in examples.notes:
         print_line(note, console)
-    with _seeded(settings.training.seed):
-        work = begin(settings, decided, examples, augmentation, places, console)
-        console.print(f"\n{work.model.name}: {work.model.count_params():,} parameters, {_sizes(examples)}\n")
+    keras.utils.set_random_seed(settings.training.seed)
+    work = begin(settings, decided, examples, augmentation, places, console, teacher)
+    console.print(f"\n{work.model.name}: {work.model.count_params():,} parameters, {_sizes(examples)}\n")
+    return work, decisions
+
+
+def _begin_teacher(settings: Recipe, decided: Plan, console: Console) -> Work | None:
+    """Returns the run of a teacher that is a recipe, under the plan of the run, but with its own settings."""
+    recipe = teacher_recipe(settings)
+    if recipe is None:
+        return None
+    console.print(f"[bold]teacher: {escape(recipe.name)}[/bold]  {escape(recipe.description)}\n")
+    own = replace(decided, config=recipe.training, data=recipe.data, decisions=(), epoch=EpochCounter())
+    return _begin(recipe, own, console)[0]
+
+
+def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Console) -> RunResult:
+    with _generators_restored():
+        teacher = _begin_teacher(settings, decided, console)
+        work, decisions = _begin(settings, decided, console, teacher)
+        baseline = None
         try:
             ran = stages(settings)
             if export_dir is not None or settings.quantization is not None:
@@ -96,8 +120,9 @@ def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Cons
             work.try_teacher()
             for stage in ran:
                 exported = stage.run(work)
-                if export_dir is not None:  # the baseline is float32, also after pruning
-                    work.export(exported, export_dir, stage.artifact, None if stage is ran[0] else ran[0].artifact)
+                if export_dir is not None:
+                    work.export(exported, export_dir, stage.artifact, baseline, stage.precision)
+                baseline = stage.artifact if stage.is_baseline else baseline
         finally:
             work.monitor.stop()
     receipts = {} if export_dir is None else _verify(work, export_dir)
@@ -139,10 +164,9 @@ def _sizes(examples: Examples) -> str:
 
 
 @contextlib.contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Seeds Python, NumPy and TensorFlow, and restores the generators of Python and NumPy at the end."""
+def _generators_restored() -> Iterator[None]:
+    """Restores the generators of Python and NumPy at the end, which a run seeds."""
     python_state, numpy_state = random.getstate(), np.random.get_state()
-    keras.utils.set_random_seed(seed)
     try:
         yield
     finally:

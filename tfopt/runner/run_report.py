@@ -115,7 +115,11 @@ def write_reports(report: RunReport, export_dir: Path, console: Console) -> None
     for receipt in report.receipts.values():
         for problem in receipt.problems:
             print_line(f"{receipt.artifact}: {problem}", console, style="red")
-    names = {artifact_name(stage, each) for stage in ("float32", "shrunk", "pruned", "int8") for each in FORMATS}
+    names = {
+        artifact_name(stage, each)
+        for stage in ("teacher", "float32", "shrunk", "pruned", "clustered", "int8")
+        for each in FORMATS
+    }
     for name in sorted(names - set(report.receipts)):
         if (export_dir / name).exists():
             print_line(f"{export_dir / name} is from an earlier run", console)

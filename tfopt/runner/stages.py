@@ -1,7 +1,8 @@
 """The stages of a run: what each trains, which pass it applies, and the artifact that it exports.
 
 `run` of a stage returns what is exported: a Keras model or a quantized model. `artifact` is the name of its directory
-below the export directory, and `fits` has the names of its fits.
+below the export directory, and `fits` has the names of its fits. Where `is_baseline` is set, the artifacts of the next
+stages are compared with its own.
 """
 
 from __future__ import annotations
@@ -10,17 +11,20 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
+from tfopt.clustering import ClusteringConfig, cluster
 from tfopt.errors import TfoptWarning
 from tfopt.exporting import ExportConfig
+from tfopt.exporting.config import Precision
 from tfopt.exporting.export import check_export
 from tfopt.exporting.formats import SAVED_MODEL
 from tfopt.pruning import PruningConfig, PruningSchedule, ShrinkSchedule, StructuredPruningConfig, shrink
 from tfopt.quantization import QuantizationConfig, quantize
 from tfopt.recipe import Recipe
 from tfopt.runner.run_report import artifact_name
-from tfopt.runner.work import Work
+from tfopt.runner.teacher import teacher_recipe
+from tfopt.runner.work import TEACHER, TRAIN, Work
 from tfopt.training.checkpointing.record import read_random, write_random
 
 # Settings that change the quality of the quantization only, which means nothing before training.
@@ -36,25 +40,51 @@ CHEAP: dict[str, Any] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train:
+class _Stage:
+    """What most stages have: a learning rate, an artifact in float32, and one fit."""
+
+    learning_rate: float
+    is_baseline: ClassVar[bool] = False
+    precision: ClassVar[Precision] = "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Teach(_Stage):
+    """Trains the teacher, a recipe of its own, from which the later fits learn."""
+
+    epochs: int
+    artifact: str = TEACHER
+    fits: Sequence[str] = (TEACHER,)
+    is_baseline: ClassVar[bool] = True
+
+    def run(self, work: Work) -> Any:
+        assert work.teacher is not None  # the run has made it
+        work.teacher.fit(TEACHER, self.epochs, self.learning_rate, from_scratch=True)
+        work.lessons.learn_from(work.teacher.model)
+        return work.teacher.model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(_Stage):
     """Trains the model in float."""
 
     epochs: int
-    learning_rate: float
     artifact: str = "float32"
-    fits: Sequence[str] = ("train",)
+    fits: Sequence[str] = (TRAIN,)
+    is_baseline: ClassVar[bool] = True
 
     def run(self, work: Work) -> Any:
-        work.fit("train", self.epochs, self.learning_rate, from_scratch=True)
+        work.fit(TRAIN, self.epochs, self.learning_rate, from_scratch=True)
+        if work.lessons.from_parent:
+            work.lessons.learn_from(work.model)
         return work.model
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shrink:
+class Shrink(_Stage):
     """Removes whole channels of the model: in rounds while it is trained on, or all at once before that."""
 
     config: StructuredPruningConfig
-    learning_rate: float
     artifact: str = "shrunk"
     fits: Sequence[str] = ("shrink",)
 
@@ -74,11 +104,10 @@ class Shrink:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prune:
+class Prune(_Stage):
     """Prunes the model while it is trained on."""
 
     config: PruningConfig
-    learning_rate: float
     artifact: str = "pruned"
     fits: Sequence[str] = ("prune",)
 
@@ -91,11 +120,25 @@ class Prune:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Quantize:
+class Cluster(_Stage):
+    """Lets the weights of each layer share a few values, and trains these on."""
+
+    config: ClusteringConfig
+    artifact: str = "clustered"
+    fits: Sequence[str] = ("cluster",)
+    precision: ClassVar[Precision] = "codebook_weight_only"
+
+    def run(self, work: Work) -> Any:
+        work.note(cluster(work.model, self.config))
+        work.fit("cluster", self.config.epochs, self.learning_rate)
+        return work.model
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantize(_Stage):
     """Quantizes the model to int8, after or during training."""
 
     config: QuantizationConfig
-    learning_rate: float
     artifact: str = "int8"
 
     @property
@@ -116,7 +159,7 @@ class Quantize:
         return quantized
 
 
-RecipeStage = Train | Shrink | Prune | Quantize
+RecipeStage = Teach | Train | Shrink | Prune | Cluster | Quantize
 
 
 def stages(recipe: Recipe) -> list[RecipeStage]:
@@ -128,10 +171,14 @@ def stages(recipe: Recipe) -> list[RecipeStage]:
     """
     rate = recipe.training.learning_rate
     found: list[RecipeStage] = [Train(epochs=recipe.training.epochs, learning_rate=rate)]
+    if (teacher := teacher_recipe(recipe)) is not None:
+        found.insert(0, Teach(epochs=teacher.training.epochs, learning_rate=teacher.training.learning_rate))
     if recipe.shrink is not None:
         found.append(Shrink(config=recipe.shrink, learning_rate=recipe.shrink.learning_rate or rate))
     if recipe.pruning is not None:
         found.append(Prune(config=recipe.pruning, learning_rate=recipe.pruning.learning_rate or rate))
+    if recipe.clustering is not None:
+        found.append(Cluster(config=recipe.clustering, learning_rate=recipe.clustering.learning_rate or rate))
     if recipe.quantization is not None:
         found.append(Quantize(config=recipe.quantization, learning_rate=recipe.quantization.learning_rate or rate))
     return found

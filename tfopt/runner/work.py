@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,23 +13,22 @@ from rich.console import Console
 from tfopt.data import EpochCounter, Examples, InputReport, epoch_steps, measure
 from tfopt.data.augment.augmentation import Augmentation
 from tfopt.data.config import cuts_boxes, pipeline_settings
-from tfopt.distillation import distill, end_distillation
-from tfopt.distillation.config import PARENT
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting import Artifact, ExportConfig, export
-from tfopt.exporting.config import Format
-from tfopt.graph import FrozenGraph
-from tfopt.graph.unfolded import freeze_unfolded
+from tfopt.exporting.config import Format, Precision
+from tfopt.exporting.formats import SAVED_MODEL
 from tfopt.profiling import GpuMonitor
 from tfopt.profiling.monitoring.callback import LOGGED
 from tfopt.pruning.structured.shrink import find_groups
-from tfopt.pruning.weights import select_weights
+from tfopt.pruning.weights import find_weights, select_weights
 from tfopt.quantization import QuantizedModel
+from tfopt.quantization.weight_only import WeightOnlyConfig
 from tfopt.recipe import Recipe
 from tfopt.report import Decision, PassReport, Phase
 from tfopt.reporting.terminal import FitProgress, pass_summary
 from tfopt.runner.model_check import are_shares, check_input, check_outputs, with_float_inputs
 from tfopt.runner.run_report import artifact_name, print_line, remove_reports
+from tfopt.runner.teacher import Lessons, teacher_recipe
 from tfopt.tasks import Task
 from tfopt.tasks.label_smoothing import smoothed
 from tfopt.training import Ledger, Plan, TrainingConfig, ledger
@@ -41,12 +39,16 @@ from tfopt.training.step.guards import check_weights
 
 VERIFIED_AT_ONCE = 64
 MEASURED_SECONDS = 1.5
+TEACHER, TRAIN = "teacher", "train"  # the phases of the first fits: of a teacher, and of the recipe's own model
 
 
 class Work:
     """A run in progress, on which its stages work. A stage may replace the model.
 
     The monitor watches all fits. `phases` are what the fits recorded, and `passes` what the passes reported.
+
+    Args:
+        teacher: The run of the teacher, if that is a recipe of its own.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Work:
         augmentation: Augmentation | None,
         on_device: bool,
         console: Console,
+        teacher: Work | None = None,
     ) -> None:
         self.recipe, self.plan, self.examples, self.console = recipe, decided, examples, console
         self._augmentation = augmentation
@@ -67,7 +70,10 @@ class Work:
         self.model = _build(recipe, decided, examples)
         self.phases: list[Phase] = []
         self.passes: list[PassReport] = []
-        self._parent: FrozenGraph | None = None
+        self.lessons = Lessons(recipe.distillation, examples, self.note)
+        self.teacher = teacher
+        if teacher is not None:
+            teacher.monitor, teacher.phases = self.monitor, self.phases
 
     def fit(
         self,
@@ -85,8 +91,8 @@ class Work:
         """
         training = self.recipe.training
         decided = self.compile(name, epochs, learning_rate, from_scratch=from_scratch)
-        batches = self.batches(decided)
-        with self.taught(from_scratch):
+        with self.lessons.taught(self.model) as examples:
+            batches = self.batches(decided, examples)
             history = self.model.fit(
                 batches,
                 validation_data=self.batches(decided, training=False),
@@ -144,31 +150,14 @@ class Work:
 
     def try_teacher(self) -> None:
         """Raises before any training what the recipe's teacher would raise."""
-        settings = self.recipe.distillation
-        if settings is not None:
-            teacher = freeze_unfolded(self.model) if settings.teacher == PARENT else settings.teacher
-            distill(self.model, teacher, settings.distillation())
-            end_distillation(self.model)
+        trained_here = self.model if self.lessons.from_parent else None
+        self.lessons.rehearse(self.model, trained_here if self.teacher is None else self.teacher.model)
 
-    @contextlib.contextmanager
-    def taught(self, from_scratch: bool) -> Iterator[None]:
-        """Lets the model learn from the recipe's teacher. A parent is the model as the first fit has trained it."""
-        settings, model = self.recipe.distillation, self.model
-        if settings is not None and not (from_scratch and settings.teacher == PARENT):
-            report = distill(model, self._parent or settings.teacher, settings.distillation())
-            if report not in self.passes:
-                self.note(report)
-        try:
-            yield
-        finally:
-            end_distillation(model)
-        if settings is not None and from_scratch and settings.teacher == PARENT:
-            self._parent = freeze_unfolded(model)
-
-    def batches(self, decided: Plan, *, training: bool = True) -> Any:
-        """Returns batches of the examples, with the recipe's settings of the pipeline."""
+    def batches(self, decided: Plan, examples: Examples | None = None, *, training: bool = True) -> Any:
+        """Returns batches of examples, by default those of the run, with the recipe's settings of the pipeline."""
+        examples = self.examples if examples is None else examples
         settings = pipeline_settings(self.recipe.data)
-        return decided.pipeline(self.examples, training=training, augment=self._on_host, **settings)
+        return decided.pipeline(examples, training=training, augment=self._on_host, **settings)
 
     def note(self, report: PassReport) -> None:
         """Records and prints the report of a pass."""
@@ -190,31 +179,46 @@ class Work:
         with self.console.status("measuring the input pipeline"):
             report = measure(
                 self.batches(replace(self.plan, epoch=EpochCounter())),
-                step_time_ms=self.phases[0].step_time_ms,
+                step_time_ms=next(each.step_time_ms for each in self.phases if each.name == TRAIN),
                 seconds=MEASURED_SECONDS,
             )
         wait = "" if report.wait_ms is None else f"; a training step waits {report.wait_ms:.3g} ms for its batch"
         print_line(f"input: {report.examples_per_second:,.0f} examples per second{wait}", self.console)
         return report
 
-    def export(self, exported: Any, export_dir: Path, name: str, baseline: str | None) -> None:
-        """Writes what a stage returned in each format of the recipe. The baseline is in the first of them."""
+    def export(
+        self, exported: Any, export_dir: Path, name: str, baseline: str | None, precision: Precision = "float32"
+    ) -> None:
+        """Writes what a stage returned in each format of the recipe. The baseline is in the first of them.
+
+        The precision is that of a SavedModel. Other formats hold a float model in float32.
+        """
         first, *others = dict.fromkeys(self.recipe.formats)
         if baseline is None:
             remove_reports(export_dir)  # they would be of other artifacts
-        artifact = self._export(exported, export_dir, name, first, baseline)
+        artifact = self._export(exported, export_dir, name, first, baseline, precision)
         if isinstance(exported, QuantizedModel) and artifact.report is not None and artifact.report != exported.report:
             self.passes[-1] = artifact.report  # the export has chosen the nodes that are faster in int8
             if pass_summary(artifact.report) != pass_summary(exported.report):
                 self.console.print(pass_summary(artifact.report))
         for each in others:
-            self._export(exported, export_dir, name, each, baseline or name)
+            self._export(exported, export_dir, name, each, baseline or name, precision)
 
     def _export(
-        self, exported: Any, export_dir: Path, name: str, file_format: Format, baseline: str | None
+        self,
+        exported: Any,
+        export_dir: Path,
+        name: str,
+        file_format: Format,
+        baseline: str | None,
+        precision: Precision,
     ) -> Artifact:
         target = export_dir / artifact_name(name, file_format)
         config = ExportConfig(int8_nodes=self.recipe.int8_nodes, float_weights="int8")
+        clustering = self.recipe.clustering
+        if precision != "float32" and clustering is not None and file_format == SAVED_MODEL:
+            smallest = WeightOnlyConfig(minimum_size=clustering.minimum_size)  # what was clustered, is stored so
+            config = ExportConfig(precision=precision, weight_only=smallest)
         with self.console.status(f"exporting {target.name}"):
             artifact = export(
                 exported,
@@ -235,12 +239,13 @@ def begin(
     augmentation: Augmentation | None,
     places: Sequence[Decision],
     console: Console,
+    teacher: Work | None = None,
 ) -> Work:
     """Builds the model of a recipe, and returns the run that begins. `place_augmentation` gives the two in between."""
     on_device = any(each.value == "device" for each in places)
     if on_device:
         decided = replace(decided, data=replace(recipe.data, augment=replace(recipe.data.augment, where="device")))
-    return Work(recipe, decided, examples, augmentation, on_device, console)
+    return Work(recipe, decided, examples, augmentation, on_device, console, teacher)
 
 
 def loss_of(recipe: Recipe, examples: Examples, augmentation: Augmentation | None) -> Any:
@@ -281,7 +286,8 @@ def training_of(settings: Recipe, phase: str) -> TrainingConfig:
     if training.checkpoint_dir is None:
         return training
     # resume=True requires a checkpoint of the first phase. The run may have stopped before a later phase began.
-    resume = "auto" if training.resume is True and phase != "train" else training.resume
+    is_first = phase == TEACHER or (phase == TRAIN and teacher_recipe(settings) is None)
+    resume = "auto" if training.resume is True and not is_first else training.resume
     return replace(training, checkpoint_dir=str(Path(training.checkpoint_dir) / phase), resume=resume)
 
 
@@ -299,4 +305,6 @@ def _build(settings: Recipe, decided: Plan, examples: Examples) -> keras.Model:
         find_groups(model, settings.shrink)  # raises its errors before the training
     if settings.pruning is not None:
         select_weights(model, settings.pruning)  # raises its errors before the training
+    if settings.clustering is not None:
+        find_weights(model, settings.clustering.exclude, settings.clustering.include)  # likewise
     return model

@@ -169,7 +169,7 @@ def stages(cls: type) -> dict[str, type]:
     Example:
         >>> from tfopt.recipe import Recipe
         >>> list(stages(Recipe))
-        ['shrink', 'pruning', 'quantization', 'distillation']
+        ['shrink', 'pruning', 'clustering', 'quantization', 'distillation']
     """
     optional = {name: hint for name, hint in typing.get_type_hints(cls).items() if type(None) in typing.get_args(hint)}
     return {name: config for name, hint in optional.items() if (config := nested_config(hint)) is not None}

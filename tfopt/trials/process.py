@@ -21,6 +21,7 @@ from tfopt.exporting.verification.process import ENDED_FROM_OUTSIDE
 from tfopt.report import Record
 from tfopt.trials.child import ANSWER, REQUEST
 
+PYTHON = sys.executable  # what runs a trial; the tests put one here that has imported tfopt before
 OUTCOME, LOG, TEMPORARY = "outcome.json", "log.txt", "tmp"
 GRACE_S = 3.0  # from SIGTERM to SIGKILL
 LOOK_S = 0.5  # between two questions whether a call is worth its time
@@ -81,7 +82,7 @@ def call_apart(
         "PYTHONPATH": os.pathsep.join(sys.path),
         "TMPDIR": str(temporary),
     }
-    words = [sys.executable, "-m", "tfopt.trials.child", str(directory)]
+    words = [PYTHON, "-m", "tfopt.trials.child", str(directory)]
     start, ended, given_up = time.monotonic(), "", False
     with (directory / LOG).open("wb") as log:
         process = subprocess.Popen(

@@ -126,6 +126,7 @@ def test_the_name_of_the_model_is_left_out_of_those_of_layers(files):
     assert re.search(r"^  int8  1 MatMul: last\w*/MatMul$", text, re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_loops_count_their_rounds(tmp_path):
     inputs = keras.Input((None, 8))
     hidden = layers.Dense(4)(layers.LSTM(6, return_sequences=True)(inputs))

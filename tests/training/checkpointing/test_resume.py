@@ -7,7 +7,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -302,11 +301,11 @@ def test_data_that_goes_on_from_epoch_to_epoch_is_brought_forward(tmp_path, end,
 class Lives:
     """Runs trainings in forks of one process that has imported TensorFlow."""
 
-    def __init__(self, log):
+    def __init__(self, python, log):
         self.log = log
         with log.open("w") as stderr:
             self.process = subprocess.Popen(
-                [sys.executable, str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True
+                [python, str(SCRIPT)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True
             )
 
     def start(self, **request):
@@ -339,8 +338,8 @@ class Lives:
 
 
 @pytest.fixture
-def lives(tmp_path):
-    lives = Lives(tmp_path / "log.txt")
+def lives(tmp_path, fresh_python):
+    lives = Lives(fresh_python.interpreters["tfopt"], tmp_path / "log.txt")
     yield lives
     lives.process.stdin.close()
     lives.process.stdout.close()
@@ -391,11 +390,12 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path, lives, ki
 
 
 @pytest.mark.slow
-def test_sigterm_saves_and_ends_with_exit_code_143(tmp_path):
+def test_sigterm_saves_and_ends_with_exit_code_143(tmp_path, fresh_python):
     request = {"directory": str(tmp_path / "run"), "result": str(tmp_path / "result.npz"), "epochs": 200}
 
     def start(**changes):
-        command = [sys.executable, str(SCRIPT), json.dumps({**request, "checkpoint_every": 10_000, **changes})]
+        words = [str(SCRIPT), json.dumps({**request, "checkpoint_every": 10_000, **changes})]
+        command = [fresh_python.interpreters["tfopt"], *words]
         return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     undisturbed = start(directory=None, result=str(tmp_path / "undisturbed.npz"))

@@ -27,13 +27,12 @@ EQUAL_TO_ONE_DEVICE = {
     "jit_and_accumulate": {"jit_compile": True, "accumulate": 4, "steps_per_execution": 4},
 }
 OTHERS = {
-    "norm_and_float16": {"norm": True, "precision": "mixed_float16", "jit_compile": True, "accumulate": 2},
+    "norm_and_float16": {"norm": True, "precision": "mixed_float16", "accumulate": 2},
 }
 PRUNED = {
     "pruned": {"pruning": {"target_sparsity": 0.75, "frequency": 3}},
     "regrown": {
         "pruning": {"target_sparsity": 0.75, "frequency": 3, "criterion": "taylor", "regrowth": 0.3},
-        "jit_compile": True,
         "accumulate": 2,
     },
 }
@@ -114,7 +113,7 @@ def test_statistics_moved(launched, name):
     assert np.abs(mean).max() > 0.01
 
 
-def start(directory, checkpoints):
+def start(python, directory, checkpoints):
     """Starts two workers without the launcher, which would stop one if the other fails."""
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
     addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in sockets]
@@ -123,7 +122,7 @@ def start(directory, checkpoints):
     cases = {"resumed": {**LONG, "checkpoint_dir": str(checkpoints)}}
     return [
         subprocess.Popen(
-            [sys.executable, str(SCRIPT), json.dumps({"results": str(directory), "cases": cases})],
+            [python, str(SCRIPT), json.dumps({"results": str(directory), "cases": cases})],
             env={
                 **os.environ,
                 "TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": {"type": "worker", "index": index}}),
@@ -142,6 +141,12 @@ def wait_for_checkpoint_after(store, step, workers):
         time.sleep(0.01)
 
 
+@pytest.fixture(scope="module")
+def python(fresh_python):
+    """The interpreter of the workers. It passes signals on to them, and is killed with them."""
+    return fresh_python.interpreters["tfopt"]
+
+
 @pytest.fixture
 def workers():
     started = []
@@ -151,17 +156,19 @@ def workers():
         worker.communicate()
 
 
-def finish(directory, checkpoints, workers):
-    workers[:] = start(directory, checkpoints)
+def finish(python, directory, checkpoints, workers):
+    workers[:] = start(python, directory, checkpoints)
     for worker in workers:
         error = worker.communicate(timeout=600)[1]
         assert worker.returncode == 0, error[-5000:]
 
 
 @pytest.mark.parametrize("killed", [1, 0])
-def test_a_killed_worker_ends_the_other_and_a_restart_ends_as_if_nothing_had_been(launched, tmp_path, workers, killed):
+def test_a_killed_worker_ends_the_other_and_a_restart_ends_as_if_nothing_had_been(
+    python, launched, tmp_path, workers, killed
+):
     store = CheckpointStore(tmp_path / "checkpoints")
-    workers[:] = start(tmp_path, store.directory)
+    workers[:] = start(python, tmp_path, store.directory)
     wait_for_checkpoint_after(store, 30, workers)
     began = time.monotonic()
     workers[killed].kill()
@@ -175,14 +182,14 @@ def test_a_killed_worker_ends_the_other_and_a_restart_ends_as_if_nothing_had_bee
     assert not (tmp_path / f"resumed-{1 - killed}.npz").exists()
     assert store.load_newest().step > 30
     if killed == 0:  # the chief, which writes the checkpoints
-        finish(tmp_path, store.directory, workers)
+        finish(python, tmp_path, store.directory, workers)
         for worker in range(2):
             assert_same_bits(results(tmp_path, "resumed", worker), results(launched, "long", 0))
 
 
-def test_sigterm_to_both_ends_both_with_143_and_one_checkpoint(launched, tmp_path, workers):
+def test_sigterm_to_both_ends_both_with_143_and_one_checkpoint(python, launched, tmp_path, workers):
     store = CheckpointStore(tmp_path / "checkpoints", keep=1000)
-    workers[:] = start(tmp_path, store.directory)
+    workers[:] = start(sys.executable, tmp_path, store.directory)
     wait_for_checkpoint_after(store, 30, workers)
     for worker in workers:
         listening = [each for each in psutil.Process(worker.pid).net_connections() if each.status == psutil.CONN_LISTEN]
@@ -198,6 +205,6 @@ def test_sigterm_to_both_ends_both_with_143_and_one_checkpoint(launched, tmp_pat
     assert len([name for name in store.steps() if name % LONG["checkpoint_every"]]) <= 1  # it was saved once
     assert step < LONG["epochs"] * 7
 
-    finish(tmp_path, store.directory, workers)
+    finish(python, tmp_path, store.directory, workers)
     for worker in range(2):
         assert_same_bits(results(tmp_path, "resumed", worker), results(launched, "long", 0))

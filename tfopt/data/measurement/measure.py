@@ -29,6 +29,8 @@ SLOW_START_S = 0.1
 SAMPLE, SAMPLE_BYTES = 512, 2**26
 # A stage is measured for this time at most, apart from its first output.
 LONGEST_S = 2.0
+LEAST_S = 0.1  # of each stage
+STARTS = 4  # times the first output, which includes the start of an iterator, and must not count much
 # Inputs that are counted to learn how many a stage reads for one output.
 COUNTED = 64
 # Stages with one output for each input.
@@ -189,7 +191,7 @@ def _stage_speeds(every: list[Stage], examples: float, seconds: float) -> list[S
         seconds: About how long to measure all stages.
     """
     stages = [stage for stage in every if not stage.is_passive]
-    share = max(seconds / len(stages), 0.1)
+    share = max(seconds / len(stages), LEAST_S)
     samples: dict[int, tf.data.Dataset] = {}
     rates: dict[int, float] = {}
     for stage in stages:
@@ -239,8 +241,7 @@ def _rate(stage: Stage, feeds: list[tf.data.Dataset], seconds: float) -> tuple[f
         if count == 1:
             first = elapsed
             start = elapsed if stage.kind == "shuffle" else 0.0  # its buffer has been filled
-        # The first output includes the start of an iterator, which must not count much.
-        enough = min(max(seconds, 4 * first), LONGEST_S)
+        enough = min(max(seconds, STARTS * first), LONGEST_S)
         if ((count > 1 or first > LONGEST_S) and elapsed - start >= enough) or count > 10_000_000:
             return count / max(elapsed - start, 1e-9), size
         count = max(2 * count, min(8 * count, int(1.2 * count * enough / max(elapsed - start, 1e-4))))

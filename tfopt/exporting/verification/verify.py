@@ -158,9 +158,9 @@ def verify_together(
             raise ConfigError(f"{wrong} These are the signatures of {each.path}.")
     baselines = _find_baselines(measured, baseline, trusted)
     first = measured[0].manifest
-    for each in baselines:
-        each.input_names = input_names(first.signature.inputs, each.path, each.manifest)
     served = [*measured, *(each for each in baselines if each not in measured)]
+    for each in served:
+        each.input_names = input_names(first.signature.inputs, each.path, each.manifest)
     if data is not None:
         for each in served:
             each.output_names = output_names(first.compared_outputs, each.path, each.manifest)

@@ -28,6 +28,7 @@ from tfopt.errors import ConfigError
 from tfopt.terminal import encodable
 from tfopt.training.distributed.cluster import Cluster, tf_config
 
+PYTHON = sys.executable  # what runs the workers; the tests put one here that has imported tfopt before
 # When one worker fails, the others lose their connection and fail too, sometimes before the first has ended. The
 # launcher waits this long, then reports the worker whose traceback came first.
 SETTLE_S = 5.0
@@ -196,7 +197,7 @@ def _commands(script: Sequence[str], workers: int, devices: int | None) -> tuple
         own = {"CUDA_VISIBLE_DEVICES": ",".join(gpus[index * share : (index + 1) * share])} if gpus else {}
         cluster = {"TF_CONFIG": tf_config(Cluster(addresses, index, "tfopt launch"))}
         environments.append({**os.environ, "PYTHONUNBUFFERED": "1", **cluster, **own})
-    return [sys.executable, *bootstrap, *words], environments
+    return [PYTHON, *bootstrap, *words], environments
 
 
 def _gpu_names() -> list[str]:
