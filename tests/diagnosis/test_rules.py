@@ -12,7 +12,6 @@ import tensorflow as tf
 
 import tfopt
 from tfopt.compat.plain import DETOURS
-from tfopt.compat.tensorflow import uses_onednn
 from tfopt.data.measurement.stages import stages_of
 from tfopt.diagnosis import experiments
 from tfopt.diagnosis import input_time as timing
@@ -76,12 +75,25 @@ def test_padding_a_width_saves_in_all_products_of_the_step():
 def test_a_processor_without_onednn_is_told_how_to_have_it(measured, monkeypatch):
     assert compute.onednn_off(measured) == "a GPU computes"
     here = Measured(measured.observation, dataclasses.replace(measured.hardware, gpus=()))
+    monkeypatch.setattr(compute, "uses_onednn", lambda: True)
+    assert compute.onednn_off(here) == "TensorFlow computes with oneDNN"
+    monkeypatch.setattr(compute, "uses_onednn", lambda: False)
+    with monkeypatch.context() as compiled:
+        compiled.setattr(here.model, "jit_compile", True)
+        assert compute.onednn_off(here) == "XLA compiles the step"
+    monkeypatch.setattr(compute.platform, "machine", lambda: "aarch64")
+    with pytest.raises(CannotMeasureError, match="what oneDNN saves on aarch64 is unknown"):
+        compute.onednn_off(here)
+    monkeypatch.setattr(compute.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(compute, "COMPUTES", 2.0)
+    assert compute.onednn_off(here).startswith("the computation takes ")
     monkeypatch.setattr(compute, "COMPUTES", 0.0)
+    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
     found = compute.onednn_off(here)
-    if uses_onednn():
-        assert found == "TensorFlow computes with oneDNN"
-    else:
-        assert "TF_ENABLE_ONEDNN_OPTS=1" in found.advice
+    assert "TF_ENABLE_ONEDNN_OPTS=1" in found.advice
+    assert found.evidence.endswith("on by itself with VNNI, bfloat16 or AMX only")
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
+    assert compute.onednn_off(here).evidence.endswith("; TF_ENABLE_ONEDNN_OPTS=0")
 
 
 @pytest.mark.parametrize("setting", ["0", "1"])

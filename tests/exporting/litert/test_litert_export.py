@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter
 from keras import layers, ops
@@ -11,6 +12,7 @@ from tests.exporting.networks import attention, images, one_axis, sequences, upw
 from tests.exporting.networks import examples as numbers
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting import ExportConfig, export
+from tfopt.exporting.litert.lists import without_lists
 from tfopt.exporting.verification.litert_only import WEIGHTED, operators, read
 from tfopt.graph import GraphEditor
 from tfopt.quantization import QuantizationConfig, quantize
@@ -268,6 +270,21 @@ def test_a_loop_that_keeps_the_last_output_alone_is_right(tmp_path):
         x = examples(model, (steps, 3), count)
         (found,) = run(tmp_path / "a", {"steps": x}).values()
         np.testing.assert_allclose(found, model(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_list_of_one_element_is_that_element_unless_it_grows(grows):
+    @tf.function(input_signature=[tf.TensorSpec((4, 3))])
+    def loop(x):
+        kept = tf.TensorArray(tf.float32, size=1, dynamic_size=grows, element_shape=(3,))
+        for step in tf.range(4):
+            kept = kept.write(step if grows else 0, x[step])
+        return kept.stack()
+
+    changed = without_lists(loop.get_concrete_function().graph.as_graph_def())
+    inside = {node.op for function in changed.library.function for node in function.node_def}
+    assert not {each for each in inside if each.startswith("TensorList")}
+    assert ("ConcatV2" in inside) == grows
 
 
 def several_ranges():

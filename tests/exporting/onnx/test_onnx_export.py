@@ -133,6 +133,22 @@ def test_the_gates_of_swish_and_of_squeeze_and_excite_are_in_int8(tmp_path):
     assert np.linalg.norm(found - reference) <= 0.03 * np.linalg.norm(reference)
 
 
+def test_the_swish_of_thousands_has_a_range_in_int8(tmp_path):
+    """Its exponential is infinite there, which is no warning: tests take those for errors."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((8, 8, 3))
+    hidden = layers.GlobalAveragePooling2D()(layers.Conv2D(8, 3, activation="silu")(inputs))
+    model = keras.Model(inputs, layers.Dense(4)(hidden))
+    x = 1e4 * examples((8, 8, 3))
+    export(model, tmp_path / "a", ExportConfig(format="onnx", precision="int8"), calibration_data=x)
+    file = onnx.load(tmp_path / "a" / "model.onnx")
+    quantized = {node.input[0] for node in file.graph.node if node.op_type == "QuantizeLinear"}
+    assert all(set(node.output) <= quantized for node in file.graph.node if node.op_type in ("Sigmoid", "Mul"))
+    (found,) = run(tmp_path / "a", {model.inputs[0].name: x}).values()
+    reference = quantize(model, QuantizationConfig(), calibration_data=x).predict(x)
+    assert np.linalg.norm(found - reference) <= 0.03 * np.linalg.norm(reference)
+
+
 def test_float16_halves_the_file(tmp_path):
     model = keras.Sequential([keras.Input((64,)), layers.Dense(256, activation="relu"), layers.Dense(64)])
     x = examples((64,))

@@ -129,7 +129,8 @@ def test_a_lone_call_has_one_stream_with_the_threads_and_calls_at_the_same_time_
         ask(**given)
     settings = ("NUM_STREAMS", "INFERENCE_NUM_THREADS")
     found = [tuple(map(each.get_property, settings)) for each in runner.runtime.compiled.values()]
-    assert found == [(1, 1), (2, 2)]
+    most = openvino.Core().get_property("CPU", "RANGE_FOR_STREAMS")[1]  # one on a single core
+    assert found == [(1, 1), (min(2, most),) * 2]
 
 
 @pytest.mark.parametrize(("precision", "limit"), [("float16", 0.52), ("int8_weight_only", 0.27)])

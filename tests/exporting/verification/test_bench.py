@@ -19,6 +19,7 @@ from tfopt.cli import main
 from tfopt.errors import ArtifactError, ConfigError
 from tfopt.exporting import ExportConfig, export, inspect
 from tfopt.exporting.manifest import TensorRecord
+from tfopt.exporting.onnx import external
 from tfopt.exporting.verification import litert_only, onnxruntime_only
 from tfopt.exporting.verification.candidate import Candidate
 from tfopt.exporting.verification.inputs import drawn_from
@@ -314,6 +315,16 @@ def test_weights_behind_the_links_of_a_cache_are_part_of_a_model(models, tmp_pat
     assert bytes_on_disk(snapshot / "model.onnx") == size
     assert gzip_bytes(snapshot / "model.onnx") > size / 2  # of weights, not of links
     assert not inspect(snapshot / "model.onnx").outside
+
+
+@pytest.mark.parametrize("lies_beside", [external.lies_beside, onnxruntime_only.lies_beside])
+def test_a_directory_holds_no_weights_of_a_linked_model(lies_beside, tmp_path):
+    (tmp_path / "one" / "two").mkdir(parents=True)
+    (tmp_path / "model.onnx").touch()
+    for directory, location in ((tmp_path / "one", ""), (tmp_path / "one" / "two", "..")):
+        (directory / "model.onnx").symlink_to(tmp_path / "model.onnx")
+        assert not lies_beside(directory / "model.onnx", location)
+        assert lies_beside(directory / "model.onnx", "data")
 
 
 def test_packing_a_model_holds_no_archive_in_memory(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Callable
 
@@ -32,6 +33,7 @@ XLA = WIDTHS = 0.05
 ABOVE_NOISE = 4
 SLOWER, EXCHANGE = 1.2, 0.2
 COMPUTES = 0.5
+ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
 PEAK = "_tensorflow_memory_peak_bytes"
 
 
@@ -245,11 +247,13 @@ def xla(measured: Measured) -> Diagnosis | str:
 
 
 def onednn_off(measured: Measured) -> Diagnosis | str:
-    """TensorFlow leaves oneDNN off on processors without VNNI, bfloat16 or AMX, and computes with slower kernels."""
+    """TensorFlow computes with slower kernels: without VNNI, bfloat16 or AMX it leaves oneDNN off, as when told to."""
     if measured.hardware.gpus:
         return "a GPU computes"
     if uses_onednn():
         return "TensorFlow computes with oneDNN"
+    if measured.model.jit_compile:
+        return "XLA compiles the step"
     if platform.machine() not in ("x86_64", "AMD64"):
         raise CannotMeasureError(f"what oneDNN saves on {platform.machine()} is unknown")
     parts = measured.breakdown
@@ -257,12 +261,14 @@ def onednn_off(measured: Measured) -> Diagnosis | str:
     figures = f"the computation takes {used:.0%} of the step"
     if used < COMPUTES:
         return figures
+    told = os.environ.get(ONEDNN)
+    why = f"{ONEDNN}={told}" if told else "oneDNN is on by itself with VNNI, bfloat16 or AMX only"
     return Diagnosis(
         cause="onednn_off",
         title="TensorFlow computes without oneDNN",
-        evidence=f"{figures} (threshold {COMPUTES:.0%}); oneDNN is on by itself with VNNI, bfloat16 or AMX only",
+        evidence=f"{figures} (threshold {COMPUTES:.0%}); {why}",
         gain=None,
-        advice="set the environment variable TF_ENABLE_ONEDNN_OPTS=1 before Python imports TensorFlow, and measure. "
+        advice=f"set the environment variable {ONEDNN}=1 before Python imports TensorFlow, and measure. "
         "Results differ by rounding",
     )
 

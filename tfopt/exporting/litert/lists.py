@@ -4,8 +4,8 @@ LiteRT has no lists. Its converter replaces those whose elements have a known si
 layer have the open batch size. A list of n elements of the shape s becomes a tensor of the shape (n, *s): an element is
 read by Gather, and written between two slices. A new list holds zeros. Where the shape of its elements is open, their
 sizes are those of the elements that the same loop reads: in a recurrent layer both begin with the batch axis. A list of
-one element, which a loop writes again and again for its last output, is that element: slices of nothing are wrong in
-LiteRT.
+one element, which a loop writes again and again for its last output, is that element, unless it may grow: slices of
+nothing are wrong in LiteRT.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ class _Body:
     def _write(self, node: Any, elements: AttrValue) -> None:
         """Makes a list with another element: what lies before it, the element, and what lies behind."""
         held, place, item = node.input[:3]
-        if held in self.single:
+        if held in self.single and not attribute(node, "resize_if_index_out_of_bounds").b:
             axis = self._constant(f"{node.name}/axis", np.int32(0))
             self._become(node, "ExpandDims", [item, axis], T=elements, Tdim=INT32)
             return

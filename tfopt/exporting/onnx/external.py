@@ -34,8 +34,8 @@ def lies_beside(path: Path, location: str) -> bool:
         >>> [lies_beside(Path("model.onnx"), each) for each in ("model.onnx.data", "../data", "/data", "")]
         [True, False, False, False]
     """
-    linked = (path.parent / location).resolve().parent
-    return Path(location).name == location and linked in (path.parent.resolve(), path.resolve().parent)
+    linked, is_name = (path.parent / location).resolve().parent, Path(location).name == location not in ("", "..")
+    return is_name and linked in (path.parent.resolve(), path.resolve().parent)
 
 
 def _tensors(message: Any) -> Iterator[Any]:

@@ -60,5 +60,6 @@ def _times_one(editor: GraphEditor, tensor: str) -> str:
 def _swish(entering: Any) -> Range:
     """Returns the range of the swish of rounded values."""
     values = np.linspace(entering.attr["min"].f, entering.attr["max"].f, 256)
-    swish = values / (1 + np.exp(-values))
+    with np.errstate(over="ignore"):  # of infinity, the quotient is 0, as it should be
+        swish = values / (1 + np.exp(-values))
     return covering(float(swish.min()), float(swish.max()))

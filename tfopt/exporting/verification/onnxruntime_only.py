@@ -140,5 +140,5 @@ def tensors(message: Any) -> Iterator[Any]:
 
 def lies_beside(path: Path, location: str) -> bool:
     """As in tfopt/exporting/onnx/external.py."""
-    linked = (path.parent / location).resolve().parent
-    return Path(location).name == location and linked in (path.parent.resolve(), path.resolve().parent)
+    linked, is_name = (path.parent / location).resolve().parent, Path(location).name == location not in ("", "..")
+    return is_name and linked in (path.parent.resolve(), path.resolve().parent)

@@ -95,7 +95,7 @@ class Runtime:
         OpenVINO computes with known sizes much faster than with open ones.
         """
         requests = self.own.__dict__
-        key = f"{self.callers} {shapes}"
+        key = f"{self.callers if self.threads else 1} {shapes}"  # OpenVINO chooses the streams without a number
         if key not in requests:
             with self.lock:
                 if key not in self.compiled:
