@@ -91,3 +91,10 @@ def test_an_optimizer_object_has_its_rate_in_the_reasons():
 def test_impossible_numbers_are_refused():
     with pytest.raises(ConfigError, match="largest must be at least 1"):
         advise(TRAINING, largest=0)
+
+
+def test_a_knee_above_the_memory_of_a_step_gives_what_fits_also_without_a_number_of_examples():
+    for examples in (None, 50_000):
+        found = advise(TrainingConfig(accumulate=2), largest=100, knee=200, examples=examples)
+        assert found.global_batch_size == 100
+        assert found.decisions[0].reason == "the most that fits into memory at once"

@@ -16,6 +16,7 @@ import tensorflow as tf
 import tfopt
 from tfopt import BatchSizeConfig, BatchSizeReport, ConfigError, TrainingConfig, TrainingError, UnsupportedModelError
 from tfopt.cli import main
+from tfopt.distillation.config import TeacherConfig
 from tfopt.recipe import Recipe
 from tfopt.trials.process import call_apart
 from tfopt.tuning.limit import find_limit
@@ -200,6 +201,18 @@ def test_wrong_arguments_are_errors_before_any_trial(tmp_path, monkeypatch):
         tfopt.find_batch_size("digits_cnn")
     assert main(["tune", "--only", "batch-size"]) == 2
     assert main(["tune", "digits_cnn"]) == 2
+
+
+def test_a_recipe_with_a_parent_as_teacher_is_searched_as_its_first_fit(tmp_path):
+    recipe = tfopt.recipes.compose("digits_cnn", Recipe(
+        name="taught",
+        clustering=tfopt.ClusteringConfig(),
+        distillation=TeacherConfig(teacher="parent"),
+    ))  # fmt: skip
+    workload = workload_of(recipe, None, tmp_path)
+    kept = Recipe.from_toml(tmp_path / "recipe.toml")
+    assert workload.kind == "recipe"
+    assert (kept.distillation, kept.clustering) == (None, None)
 
 
 def test_trials_train_on_the_longest_example():

@@ -156,7 +156,9 @@ def _choose(
             limit = max(int(scale) // replicas * replicas, replicas)
             return limit, f"the noise scale: {size} examples would be faster each, but save few steps"
         if size < knee * replicas:
-            return size, f"all {examples:,} training examples"
+            if most < largest * replicas:
+                return size, f"all {examples:,} training examples"
+            return size, "the most that fits into memory at once"
         return size, "the smallest batch that is about as fast as the fastest"
     # in proportion to the time until a loss is reached
     times = {size: (size + scale) / rate for size, rate in speeds.items()}
