@@ -16,6 +16,7 @@ from tfopt.compat.kinds import check_keras_3
 from tfopt.compat.trainer import built_under
 from tfopt.data import Examples, convert
 from tfopt.data.user_data import check_examples
+from tfopt.distillation.config import PARENT
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.recipe import Recipe
 from tfopt.recipes import find_recipe
@@ -158,9 +159,11 @@ def _examples(model: keras.Model, data: Any) -> Examples:
 
 
 def _plain(recipe: Recipe) -> Recipe:
-    """Returns a recipe that only trains: without other stages, exports and checkpoints."""
+    """Returns a recipe that only trains: without other stages, their teacher, exports and checkpoints."""
     training = replace(recipe.training, checkpoint_dir=None, resume="auto")
-    off: dict[str, Any] = dict.fromkeys(("shrink", "pruning", "quantization", "export_dir"))
+    off: dict[str, Any] = dict.fromkeys(("shrink", "pruning", "clustering", "quantization", "export_dir"))
+    if recipe.distillation is not None and recipe.distillation.teacher == PARENT:
+        off["distillation"] = None  # it teaches those stages alone
     return replace(recipe, training=training, forms={}, **off)
 
 
