@@ -3,8 +3,8 @@
     python benchmarks/gpu_audit.py
 
 The training step is traced at its full size in the precision of the plan for the card. Nothing is trained or timed, so
-the results are the same on every machine. They go to benchmarks/results/gpu_audit.json, the source of the table in
-docs/gpu.md. The run takes a few minutes and some gigabytes of memory.
+the results are the same on every machine. They go to benchmarks/results/gpu_audit.json, the source of the tables of
+gpu_page.py. They are not recorded yet, so write_pages.py does not write these tables.
 """
 
 from __future__ import annotations

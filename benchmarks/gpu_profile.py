@@ -9,7 +9,7 @@
             share of kernels in tensor cores from a trace of TensorFlow's profiler
 
 Results go to benchmarks/results/gpu-profile.json. Without a GPU the script says so, writes nothing and ends with exit
-code 0. --smoke runs all parts for a moment on any device and writes no results. The run takes about fifteen minutes.
+code 0. --smoke runs all parts for a moment on any device and writes no results.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ backward (for the inputs and for the weights). Recomputation does not count. GPU
 share of time in which any kernel ran.
 
 Results go to benchmarks/results/gpu-training-DEVICE.json. Without a GPU the script ends with exit code 2. --smoke runs
-two steps of tiny models on any device, and writes results only with --out. The run takes about ten minutes.
+two steps of tiny models on any device, and writes results only with --out.
 """
 
 from __future__ import annotations

@@ -111,6 +111,7 @@ def has_example(value):
 RETURNED = {
     "RunResult",
     "Artifact",
+    "BatchSizeReport",
     "CachedTeacher",
     "CompressedModel",
     "CompressionReport",

@@ -194,6 +194,12 @@ def test_every_card_has_code_in_this_tensorflow_and_blackwell_has_only_ptx():
     assert machine_code((5, 2)).kind == "none"
 
 
+def test_a_tensorflow_without_kernels_for_gpus_is_refused(monkeypatch):
+    monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: {"is_cuda_build": False})
+    with pytest.raises(ConfigError, match="built without CUDA"):
+        tfopt.audit(dense(), batch(), card="A100")
+
+
 def the_same_step(recipe):
     full = recipe.form("full")
     return repr((full.model, full.data, full.training))

@@ -464,5 +464,6 @@ def test_a_tensorflow_without_machine_code_for_the_gpu_is_told(measured):
     assert "machine code for 8.0" in gpu.no_machine_code(measured)
     assert "CUDA_CACHE_MAXSIZE" in on((10, 0)).advice
     assert "none that runs on 5.2" in on((5, 2)).evidence
+    assert "CUDA_CACHE" not in on((5, 2)).advice  # there is nothing to compile
     with pytest.raises(CannotMeasureError, match="compute capability"):
         on(None)

@@ -27,12 +27,13 @@ from tfopt.recipe import ModelConfig, Recipe, with_changes
 from tfopt.recipes import RECIPES, find_recipe
 from tfopt.reporting.html_page import write_html
 from tfopt.reporting.saved_report import load_report
-from tfopt.runner import run
+from tfopt.runner import diagnosis, run
 from tfopt.runner.model_check import with_float_inputs
 from tfopt.runner.teacher import teacher_recipe
 from tfopt.tasks.label_smoothing import SmoothedCrossEntropy
 from tfopt.training import TrainingConfig
 from tfopt.training.optimizers import make_optimizer
+from tfopt.tuning.workload import workload_of
 
 TINY = Recipe(
     name="tiny",
@@ -548,6 +549,24 @@ def test_a_teacher_that_is_a_recipe_takes_the_form_and_the_seed_of_the_run(tmp_p
     chain = with_changes(student, {"distillation": {"teacher": str(tmp_path / "taught.toml")}})
     with pytest.raises(ConfigError, match=r"learns from its labels alone.*Name that one"):
         teacher_recipe(chain)
+
+
+@pytest.mark.parametrize("teacher", ["parent", "resnet_cifar"])
+def test_doctor_and_tune_leave_out_a_teacher_of_later_stages_also_that_of_a_form(teacher, tmp_path, monkeypatch):
+    recipe = dataclasses.replace(
+        TINY,
+        distillation=TeacherConfig(teacher=teacher),
+        forms={"quick": {"distillation": {"teacher_form": "quick"}}},
+    )
+    watched = []
+    monkeypatch.setattr(diagnosis, "run", lambda recipe, **_: watched.append(recipe))
+    with pytest.raises(TrainingError):  # nothing was trained
+        diagnosis.diagnose_recipe(recipe)
+    assert watched[0].distillation is None
+    workload = workload_of(recipe, None, tmp_path)
+    kept = Recipe.from_toml(Path(workload.folder, "recipe.toml"))
+    assert kept.pruning is None
+    assert kept.distillation == (None if teacher == "parent" else recipe.distillation)
 
 
 def test_a_cached_teacher_is_refused_with_augmentation_before_anything_runs():

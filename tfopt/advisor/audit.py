@@ -72,7 +72,7 @@ def audit(
         input_shape, outputs: Shape of one example and number of outputs, for a recipe whose examples are not known.
         trusted: Whether an artifact may touch files and the network.
     Raises:
-        ConfigError: The card is unknown, or the shapes of the examples are.
+        ConfigError: The card is unknown, or the shapes of the examples are; or TensorFlow was built without CUDA.
         UnsupportedModelError: The model is not compiled, or the artifact is unsafe.
         ArtifactError: The directory holds no SavedModel.
     Example:
@@ -82,6 +82,11 @@ def audit(
         >>> found.problems, found.lowers, found.machine_code
         ([], True, 'native')
     """
+    if not tf.sysconfig.get_build_info().get("is_cuda_build"):
+        raise ConfigError(
+            "An audit needs a TensorFlow that holds the kernels for GPUs. Received: one that was built without CUDA. "
+            "Install the package tensorflow for Linux, which needs no GPU."
+        )
     name = card_name(card) if card is not None else default_card(detect())
     if isinstance(subject, keras.Model):
         if batch is None:

@@ -100,7 +100,9 @@ def _of_recipe(
         "shrink": config.shrink if recipe.shrink is None else replace(recipe.shrink, rounds=1),
         "training": recipe.training,
         "augment": replace(augment, mixup=0.0, cutmix=0.0),
-        "distillation": TeacherConfig(loss=loss) if taught is None else replace(taught, teacher_cache=None),
+        "distillation": TeacherConfig(loss=loss)
+        if taught is None
+        else replace(taught, teacher_form=None, teacher_cache=None),
     }
     defaults = CompressionConfig()
     changed = {key: value for key, value in own.items() if getattr(config, key) == getattr(defaults, key)}

@@ -35,7 +35,7 @@ def diagnose_recipe(recipe: Recipe, *, steps: int = 100, trace_dir: str | None =
     off: dict[str, Any] = dict.fromkeys(("shrink", "pruning", "clustering", "quantization", "export_dir"))
     if recipe.distillation is not None and (recipe.distillation.teacher == PARENT or teacher_recipe(recipe)):
         off["distillation"] = None  # such a teacher would be trained first
-    watched = replace(recipe, **off, training=training)
+    watched = replace(recipe, **off, training=training, forms={})  # a form may need what is off
     doctor = DoctorHook(steps, stops=True)
     with hooked(doctor):
         run(watched, console=Console(quiet=True))

@@ -28,7 +28,6 @@ import tfopt.tasks.keras_metrics
 import tfopt.tasks.label_smoothing  # noqa: F401
 from tfopt.data import Examples, epoch_steps
 from tfopt.data.files.tfrecord import tfrecord
-from tfopt.distillation.config import PARENT
 from tfopt.profiling.cost import training_memory
 from tfopt.recipe import Recipe, with_changes
 from tfopt.report import Record
@@ -138,10 +137,6 @@ def _of_recipe(recipe: Recipe, examples: Examples, scopes: contextlib.ExitStack)
         buckets=len(recipe.data.bucket_boundaries),
     )
     recipe = replace(recipe, training=replace(training, steps_per_epoch=steps))  # the data repeats
-    taught = recipe.distillation
-    if taught is not None:  # a parent teaches the later fits only; a trial leaves the outputs on disk as they are
-        taught = None if taught.teacher == PARENT else replace(taught, teacher_cache=None)
-        recipe = replace(recipe, distillation=taught)
     decided = plan(recipe)
     augmentation, places = place_augmentation(recipe, examples, decided)
     work = begin(recipe, decided, examples, augmentation, places, Console(quiet=True))

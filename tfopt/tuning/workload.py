@@ -160,11 +160,12 @@ def _examples(model: keras.Model, data: Any) -> Examples:
 
 
 def _plain(recipe: Recipe) -> Recipe:
-    """Returns a recipe that only trains: without other stages, exports and checkpoints."""
+    """Returns a recipe that only trains: without other stages, their teacher, exports and checkpoints."""
     training = replace(recipe.training, checkpoint_dir=None, resume="auto")
     off: dict[str, Any] = dict.fromkeys(("shrink", "pruning", "clustering", "quantization", "export_dir"))
-    if recipe.distillation is not None and recipe.distillation.teacher == PARENT:
-        off["distillation"] = None  # a parent teaches the other stages only
+    taught = recipe.distillation
+    if taught is not None:  # a parent teaches the other stages only, and outputs on disk stay as they are
+        off["distillation"] = None if taught.teacher == PARENT else replace(taught, teacher_cache=None)
     return replace(recipe, training=training, forms={}, **off)
 
 

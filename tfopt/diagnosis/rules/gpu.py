@@ -52,11 +52,16 @@ def no_machine_code(measured: Measured) -> Diagnosis | str:
     code = machine_code(capabilities[0])
     if code.kind not in ("ptx", "none"):
         return code.detail
+    advice = "install a TensorFlow built for this card: the kernels of this one fail on it"
+    if code.kind == "ptx":
+        advice = (
+            "the first start takes minutes: keep what the driver compiles, with CUDA_CACHE_MAXSIZE=4294967296 and "
+            "CUDA_CACHE_PATH on a disk that stays; or install a TensorFlow built for this card"
+        )
     return Diagnosis(
         cause="no_machine_code",
         title="this TensorFlow has no machine code for this GPU",
         evidence=code.detail,
         gain=None,
-        advice="the first start takes minutes: keep what the driver compiles, with CUDA_CACHE_MAXSIZE=4294967296 and "
-        "CUDA_CACHE_PATH on a disk that stays; or install a TensorFlow built for this card",
+        advice=advice,
     )

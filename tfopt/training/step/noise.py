@@ -81,7 +81,7 @@ class NoiseEstimate(Record):
             >>> sums = [sum(s**i * q**j for s, q in steps) for i, j in powers]
             >>> found = NoiseEstimate.of_sums([4, 4, *sums, 4])
             >>> round(found.noise_scale, 2), round(found.least, 2), round(found.most, 2)
-            (10.0, 8.33, 12.0)
+            (10.0, 8.31, 12.03)
         """
         weight, squares, s, q, ss, sq, qq, steps = map(float, sums)
         if not weight:
