@@ -175,3 +175,14 @@ def _is_harmless(function: Any, callback: Any) -> bool:
         by_epoch = callback.update_freq == "epoch" and not profiles_batches(callback)
         return by_epoch and not tf.summary.should_record_summaries()
     return function in HARMLESS
+
+
+def hold_masks(model: keras.Model) -> None:
+    """Applies masks and clusters again: an optimizer with `use_ema` averages the weights before they are applied.
+
+    Keras writes the averages into the weights at the end of `fit`.
+    """
+    for variable in model.trainable_variables:
+        enforce = getattr(variable.constraint, "enforce", None)  # of tfopt.pruning and tfopt.clustering
+        if enforce is not None:
+            enforce()

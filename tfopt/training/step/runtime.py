@@ -29,7 +29,7 @@ from tfopt.training.memory import tensor_float_32_scope
 from tfopt.training.plan import Plan
 from tfopt.training.step.calls import MethodCall
 from tfopt.training.step.data_errors import explain_specs
-from tfopt.training.step.fit_callback import FitCallback, per_batch_callback
+from tfopt.training.step.fit_callback import FitCallback, hold_masks, per_batch_callback
 from tfopt.training.step.guards import Guard, Watch
 from tfopt.training.step.keras_step import KerasStep
 from tfopt.training.step.ledger import ATTRIBUTE, Ledger
@@ -354,17 +354,6 @@ class Runtime:
         if isinstance(self._step, KerasStep) or not self._step.is_distributed:  # Keras leaves it to the strategy
             return lambda: None
         return tf.function(functools.partial(self._step.synchronize))  # a partial: see StepRunner
-
-
-def hold_masks(model: keras.Model) -> None:
-    """Applies masks and clusters again: an optimizer with `use_ema` averages the weights before they are applied.
-
-    Keras writes the averages into the weights at the end of `fit`.
-    """
-    for variable in model.trainable_variables:
-        enforce = getattr(variable.constraint, "enforce", None)  # of tfopt.pruning and tfopt.clustering
-        if enforce is not None:
-            enforce()
 
 
 def uninstall(model: keras.Model) -> None:
