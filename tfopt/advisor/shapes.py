@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.data import Examples
+from tfopt.data.arguments import height_and_width
 from tfopt.data.config import DataConfig
 from tfopt.errors import ConfigError
 from tfopt.recipe import Recipe
@@ -46,13 +47,15 @@ def known_shape(data: DataConfig) -> Shape | None:
     Example:
         >>> known_shape(DataConfig(source="cifar10"))
         Shape(input_shape=(32, 32, 3), outputs=10)
+        >>> known_shape(DataConfig(source="tfds", arguments={"name": "imagenet2012", "image_size": [160, 192]}))
+        Shape(input_shape=(160, 192, 3), outputs=1000)
     """
     arguments = data.arguments
     size, name = arguments.get("image_size"), str(arguments.get("name") or arguments.get("directory"))
     if name.startswith("imagenet") and size is not None:
-        return Shape((size, size, 3), 1000)
+        return Shape((*height_and_width(size), 3), 1000)
     if arguments.get("class_names") and size is not None:
-        return Shape((size, size, 3), len(arguments["class_names"]))
+        return Shape((*height_and_width(size), 3), len(arguments["class_names"]))
     if data.source == "imdb" and "length" in arguments:
         return Shape((arguments["length"],), 2)
     if data.source == "text" and "directory" in arguments and "length" in arguments:
