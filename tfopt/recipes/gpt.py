@@ -31,7 +31,13 @@ RECIPE = Recipe(
         "full": {
             "data": {"arguments": {"directory": "data/wikitext-103", "length": 1024}},
             "model": {"arguments": {"width": 768, "depth": 12, "heads": 12, "dropout": 0.1}},
-            "training": {"epochs": 20, "steps_per_epoch": 5000, "global_batch_size": 64, "learning_rate": 6e-4},
+            "training": {
+                "epochs": 20,
+                "steps_per_epoch": 5000,
+                "global_batch_size": 64,
+                "accumulate": 2,
+                "learning_rate": 6e-4,
+            },
             "pruning": {"epochs": 2},
         },
     },
