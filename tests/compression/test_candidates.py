@@ -80,7 +80,7 @@ def test_a_training_is_given_up_where_smaller_models_have_learned_more():
     reason = "after 3 of 6 epochs its loss is 0.6, and the median of smaller models was 0.45"
     assert why_give_up([0.9, 0.6, 0.7], smaller, 6) == reason
     assert why_give_up([0.9, 0.44, 0.7], smaller, 6) == ""  # its best epoch counts
-    assert why_give_up([0.9], smaller, 6) == ""  # too early
+    assert why_give_up([0.9], smaller, 6) == why_give_up([], smaller, 6) == ""  # too early
     assert why_give_up([0.9] * 6, smaller, 6) == ""  # it is trained
     assert why_give_up([0.9, 0.6, 0.7], smaller[:1], 6) == ""  # one may be an exception
     assert why_give_up([0.9, 0.6, 0.7], [*smaller[:1], [0.4]], 6) == ""  # the other's training was shorter

@@ -202,8 +202,10 @@ def why_give_up(losses: Sequence[float], smaller: Iterable[Sequence[float]], epo
         Golovin et al., "Google Vizier: A Service for Black-Box Optimization", KDD 2017.
     """
     done = len(losses)
+    if done < WARM_UP * epochs or done in (0, epochs):
+        return ""
     reached = [min(each[:done]) for each in smaller if len(each) >= done]
-    if done < WARM_UP * epochs or done in (0, epochs) or len(reached) < FEWEST:
+    if len(reached) < FEWEST:
         return ""
     median = statistics.median(reached)
     if min(losses) <= median:
