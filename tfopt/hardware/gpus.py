@@ -66,10 +66,9 @@ GPU_CARDS: dict[str, GpuCard] = {
     # "NVIDIA L4 Tensor Core GPU" and "NVIDIA L40S" datasheets, 2023.
     "L4": GpuCard(_peaks(30.3, 60.0, 121.0, 242.5), 24, 300, 72, None, 4, (8, 9)),
     "L40S": GpuCard(_peaks(91.6, 183.0, 362.05, 733.0), 48, 864, 350, None, 4, (8, 9)),
-    # "NVIDIA Ada GPU Architecture" and "NVIDIA RTX Blackwell GPU Architecture" white papers. The half-precision rates
-    # are those with sums in float32, as TensorFlow computes.
+    # "NVIDIA Ada GPU Architecture" white paper. The half-precision rate is that with sums in float32, as TensorFlow
+    # computes.
     "RTX 4090": GpuCard(_peaks(82.6, 82.6, 165.2, 660.6), 24, 1008, 450, None, 4, (8, 9)),
-    "RTX 5090": GpuCard(_peaks(104.8, 104.8, 209.5, 838.0), 32, 1792, 575, None, 5, (12, 0)),
     # "NVIDIA H100 Tensor Core GPU" datasheets: PCIe of 2022, SXM and NVL of 2024.
     "H100 PCIE": GpuCard(_peaks(51.0, 378.0, 756.5, 1513.0), 80, 2000, 350, 600, 5, (9, 0)),
     "H100 NVL": GpuCard(_HOPPER_NVL, 94, 3900, 400, 600, 5, (9, 0)),
