@@ -146,6 +146,8 @@ for words in (
         code = stop.code
     assert code in (0, 2), (words, code)
     assert not {"tensorflow", "keras"} & set(sys.modules), words
+import tfopt.cli.audit_script, tfopt.tuning.script  # a script may set environment variables before its own import
+assert not {"tensorflow", "keras"} & set(sys.modules)
 """
 
 

@@ -138,7 +138,10 @@ x, y = np.zeros((100, 8), np.float32), np.zeros((100, 1), np.float32)
 class Stop(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         raise RuntimeError("callbacks are left out")
-model.fit({data}, epochs=int(sys.argv[1]), callbacks=[Stop()], validation_data=(x, y))
+try:
+    model.fit({data}, epochs=int(sys.argv[1]), callbacks=[Stop()], validation_data=(x, y))
+except:
+    model.fit(x[:1], y[:1])
 raise RuntimeError("the script goes on")
 """
 

@@ -122,7 +122,7 @@ def _print_audit(options: DevicesOptions, target: str, script_words: list[str]) 
 
 def _audited_script(options: DevicesOptions, path: str, words: list[str]) -> Audit:
     # TensorFlow is not started: the script may set environment variables before it imports it.
-    from tfopt.advisor.audit_script import audit_script
+    from tfopt.cli.audit_script import audit_script
 
     code, found = audit_script(path, words, options.card)
     if isinstance(found, TrainingError):

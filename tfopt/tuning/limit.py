@@ -19,8 +19,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import psutil
-
 from tfopt.atomic.files import write_text
 from tfopt.report import Record
 from tfopt.report.formatting import memory_size
@@ -31,7 +29,6 @@ FIELDS: dict[str, str] = {"resident": "VmRSS", "data": "VmData", "addresses": "V
 PEAKS: dict[str, str] = {"resident": "VmHWM", "addresses": "VmPeak"}
 LIMITS = {"data": resource.RLIMIT_DATA, "addresses": resource.RLIMIT_AS}
 SAMPLED_S = 0.02
-CGROUP = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +70,8 @@ def find_limit(given: int | None, margin: float, *, hard: bool) -> Limit:
     """
     if hard and given is not None:
         return Limit(bytes=given, margin=margin, size="data", source="memory_limit_bytes, enforced", hard=True)
-    from tfopt.hardware import detect  # here, because a script imports TensorFlow itself
+    from tfopt.data.sizes import available_memory_bytes  # here, because a script imports TensorFlow itself
+    from tfopt.hardware import detect
 
     gpus = [gpu.memory_bytes for gpu in detect().gpus]
     if gpus:
@@ -83,38 +81,13 @@ def find_limit(given: int | None, margin: float, *, hard: bool) -> Limit:
             return Limit(bytes=given or min(known), margin=margin, size="gpu", source=source)
     if given is not None:
         return Limit(bytes=given, margin=margin, source="memory_limit_bytes")
-    found = [Limit(bytes=psutil.virtual_memory().available, margin=margin, source="free memory")]
-    group = _cgroup()
-    if group is not None:
-        found.append(Limit(bytes=group, margin=margin, source="what the container's limit leaves"))
-    least = min(found, key=lambda each: each.bytes)
+    least = Limit(bytes=available_memory_bytes(), margin=margin, source="free memory, also of the container")
     for size, number in LIMITS.items():
         soft, _ = resource.getrlimit(number)
         # A limit of addresses has to be far larger than the resident memory to be no limit.
         if soft != resource.RLIM_INFINITY and soft < (4 if size == "addresses" else 1) * least.bytes:
             name = "RLIMIT_AS" if size == "addresses" else "RLIMIT_DATA"
             return Limit(bytes=soft, margin=margin, size=size, source=name, hard=True)  # type: ignore[arg-type]
-    return least
-
-
-def _cgroup() -> int | None:
-    """Returns what the cgroup of this process leaves; file caches count as free. None if there is no limit."""
-    own = Path("/proc/self/cgroup")
-    line = next((each for each in own.read_text().splitlines() if each.startswith("0::")), "") if own.is_file() else ""
-    folder, least = CGROUP / line[3:].lstrip("/"), None
-    for each in (folder, *folder.parents):
-        if not each.is_relative_to(CGROUP):
-            break
-        try:
-            most = (each / "memory.max").read_text().strip()
-            used = int((each / "memory.current").read_text())
-            lines = (each / "memory.stat").read_text().splitlines()
-        except (OSError, ValueError):
-            continue
-        cached = next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)
-        if most.isdigit():
-            left = max(int(most) - used + cached, 0)
-            least = left if least is None else min(least, left)
     return least
 
 

@@ -4,7 +4,8 @@ TensorFlow keeps the memory that it has taken once, so two batches in one proces
 The memory of a step grows in a straight line with the batch. The first trial, of one example, gives a point of the line
 and the estimate of the step its slope; later trials give further points. The search goes where the line meets the
 limit, then a twentieth further. Where the line has been wrong, it halves the interval instead. It ends when the
-smallest batch that did not fit is within a twentieth of the largest that did. So what is returned has been trained.
+smallest batch that did not fit is within a twentieth of the largest that did, or the next one: batches above 64 are
+multiples of 8. So what is returned has been trained.
 """
 
 from __future__ import annotations

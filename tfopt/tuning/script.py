@@ -55,6 +55,8 @@ class _FirstFit:
         original(*args, **kwargs)
 
     def fit(self, model: Any, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self.found is not None or self.error is not None:  # the script has gone on after its end
+            raise SystemExit(0)
         from tfopt.tuning.trial import Trial, measured
 
         try:

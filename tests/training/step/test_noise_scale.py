@@ -170,6 +170,20 @@ def test_a_fit_goes_on_with_the_averages_and_the_report_has_each_epoch():
     assert "12 steps were measured, one in 2, from the parts of a batch" in text
 
 
+def test_a_fit_that_failed_leaves_no_step_that_measures():
+    def stop(*_):
+        raise RuntimeError("stopped")
+
+    noise, stops = NoiseScale(), keras.callbacks.LambdaCallback(on_epoch_begin=stop)
+    model = compiled(dense, lambda: keras.optimizers.SGD(0.1), plan_with())
+    with pytest.raises(RuntimeError, match="stopped"):
+        model.fit(drawn(ROWS, 2), verbose=0, callbacks=[noise, stops])
+    by_keras = keras.Sequential(dense())
+    by_keras.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    with pytest.raises(UnsupportedModelError, match="needs a fit by tfopt's step"):
+        by_keras.fit(ROWS, LABELS, verbose=0, callbacks=[noise])
+
+
 def test_batches_of_one_example_have_no_noise_scale():
     model = compiled(dense, lambda: keras.optimizers.SGD(0.1), plan_with(global_batch_size=1))
     noise = NoiseScale(every=1)

@@ -136,7 +136,7 @@ class NoiseScale(keras.callbacks.Callback):
         self._noise: GradientNoise | None = None
         self._of: tuple[Any, Any] = (None, None)  # the model and the plan of what is measured
         self._epochs: list[NoiseEstimate] = []
-        self._asked = False  # whether the step of the fit measures
+        self._asked = False  # whether the step of the fit that begins measures
 
     def noise_of(self, model: keras.Model, plan: Plan) -> GradientNoise:
         """Returns what the step of a model measures. `fit` calls this before its first step."""
@@ -163,7 +163,8 @@ class NoiseScale(keras.callbacks.Callback):
         )
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        if not self._asked:
+        asked, self._asked = self._asked, False
+        if not asked:
             raise _no_step(f"a fit of {self.model.name!r} by Keras' step")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -172,9 +173,6 @@ class NoiseScale(keras.callbacks.Callback):
         if logs is not None:
             value = self._epochs[-1].noise_scale
             logs[LOGGED] = math.nan if value is None else value
-
-    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._asked = False
 
 
 def _no_step(received: str) -> UnsupportedModelError:

@@ -36,6 +36,8 @@ class _AuditHook:
     def fit(
         self, model: keras.Model, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
+        if self.audit is not None or self.error is not None:  # the script has gone on after its end
+            raise SystemExit(0)
         from tfopt.advisor.audit import audit
         from tfopt.compat.replace import replaced
 
