@@ -50,6 +50,6 @@ def machine_code(capability: tuple[int, int], built: Sequence[str] | None = None
     if any(number[0] == capability[0] and number[1] <= capability[1] for _, number in known):
         return MachineCode(kind="native", detail=f"machine code for {words} ({', '.join(built)})")
     if any(name.startswith("compute") and number <= capability for name, number in known):
-        detail = f"none for {words} ({', '.join(built)}): the driver compiles PTX at the first start, for minutes"
+        detail = f"none for {words} ({', '.join(built)}): the driver compiles PTX at the first start"
         return MachineCode(kind="ptx", detail=detail)
     return MachineCode(kind="none", detail=f"none that runs on {words} ({', '.join(built)})")
