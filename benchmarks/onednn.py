@@ -68,7 +68,7 @@ def main(options: Options) -> dict[str, Any]:
         "what": "milliseconds of an epoch and of a call, medians; times is the time without oneDNN over that with it",
         "hardware": detect().to_dict(),
         "load": os.getloadavg()[0],
-        "training": {name: row({"epoch": name}, options)["epoch"] for name in options.trained},
+        "training": {name: row({"epoch": name}, options)["epoch"]["epoch"] for name in options.trained},
         "inference": {},
     }
     for name in options.exported:

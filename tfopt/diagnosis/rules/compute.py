@@ -247,7 +247,7 @@ def xla(measured: Measured) -> Diagnosis | str:
 
 
 def onednn_off(measured: Measured) -> Diagnosis | str:
-    """TensorFlow computes with slower kernels: without VNNI, bfloat16 or AMX it leaves oneDNN off, as when told to."""
+    """TensorFlow trains with slower kernels: without VNNI, bfloat16 or AMX it leaves oneDNN off, as when told to."""
     if measured.hardware.gpus:
         return "a GPU computes"
     if uses_onednn():
