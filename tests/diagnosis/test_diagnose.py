@@ -256,13 +256,13 @@ def test_an_optional_input_may_be_missing():
 @pytest.mark.slow
 def test_a_cache_is_advised_where_a_serial_map_uses_every_core():
     def product(x, y):
-        square = tf.fill((192, 192), x[0])
+        square = tf.fill((256, 256), x[0])
         return x + 0 * tf.reduce_sum(square @ square), y
 
     data = tf.data.Dataset.from_tensor_slices((X, Y)).map(product).batch(32)
     found = tfopt.diagnose(network(), data, steps=40, epochs=2)
     first = found.diagnoses[0]
-    assert (first.cause, first.gain > 0.7) == ("no_cache", True)
+    assert (first.cause, first.gain > 0.5) == ("no_cache", True)
 
 
 @pytest.mark.slow

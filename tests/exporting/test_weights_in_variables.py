@@ -42,7 +42,7 @@ def test_weights_that_are_read_as_stored_are_in_variables(settings, in_variables
 
 
 def test_int8_weights_are_in_variables_and_can_be_read_again(model, tmp_path):
-    """TensorFlow gives the values of a quantized variable as plain integers, which its own int8 kernels refuse."""
+    """They are plain integers for TensorFlow's checkpoints and Keras' layers, and qint8 for the int8 kernels."""
     config = ExportConfig(precision="int8", int8_nodes="all")
     export(model, tmp_path / "int8", config, calibration_data=TOKENS)
     assert held(tmp_path / "int8") == DENSE + TABLE
@@ -54,6 +54,8 @@ def test_int8_weights_are_in_variables_and_can_be_read_again(model, tmp_path):
     assert cold["first_call_ms"] > 0
     assert cold["memory_peak_bytes"] is None or 1e8 < cold["memory_peak_bytes"] < 1e11
     np.testing.assert_array_equal(freeze(tmp_path / "int8").predict(TOKENS)["output_0"], served)
+    layer = keras.layers.TFSMLayer(str(tmp_path / "int8"), call_endpoint="serving_default")
+    np.testing.assert_array_equal(layer(TOKENS)["output_0"], served)
 
 
 def test_an_artifact_with_a_float_signature_has_constants(model, tmp_path):

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfopt.exporting.config import FLOAT_SIGNATURE, XLA_SIGNATURE, WeightsIn
@@ -64,13 +65,16 @@ def make_signatures(
     if len(graphs) == 1 and not in_variables:
         return module, {name: graph.as_function() for name, graph in graphs.items()}
     with tf.device("CPU"):
-        module.stored = [
-            tf.Variable(tf.make_ndarray(nodes[digest].attr["value"].tensor), trainable=False) for digest in in_variables
-        ]
+        module.stored = [tf.Variable(_plain(nodes[digest]), trainable=False) for digest in in_variables]
+    dtypes = [nodes[digest].attr["dtype"].type for digest in in_variables]
     constants = _function_of([nodes[digest] for digest in shared])
 
     def stored() -> dict[str, tf.Tensor]:
-        values = [variable.read_value() for variable in module.stored] + (constants() if shared else [])
+        weights = [
+            value if value.dtype == dtype else tf.bitcast(value, dtype)
+            for value, dtype in zip([held.read_value() for held in module.stored], dtypes, strict=True)
+        ]
+        values = weights + (constants() if shared else [])
         return dict(zip([*in_variables, *shared], values, strict=True))
 
     held = {*in_variables, *shared}
@@ -93,6 +97,12 @@ def save(module: Any, directory: str, signatures: Mapping[str, Any]) -> None:
 def _digests(graph: FrozenGraph) -> Digests:
     nodes = (node for node in graph.graph_def.node if node.op == "Const")
     return {node.name: _digest(node) for node in nodes if node.attr["value"].tensor.ByteSize() >= SHARED_SIZE}
+
+
+def _plain(constant: Any) -> np.ndarray:
+    """Returns a constant's values in a type of NumPy. Keras' TFSMLayer reads no variables of a quantized type."""
+    values = tf.make_ndarray(constant.attr["value"].tensor)
+    return values.view(np.int8) if constant.attr["dtype"].type == tf.qint8.as_datatype_enum else values
 
 
 def _digest(node: Any) -> str:

@@ -148,7 +148,7 @@ def assert_agree(results, references):
     Without oneDNN, TensorFlow's kernel of the average pooling cuts means off.
     """
     for name, expected in references.items():
-        assert np.linalg.norm(results[name] - expected) <= (0.01 if uses_onednn() else 0.015) * np.linalg.norm(expected)
+        assert np.linalg.norm(results[name] - expected) <= (0.01 if uses_onednn() else 0.02) * np.linalg.norm(expected)
 
 
 def poolings_in(graph):
