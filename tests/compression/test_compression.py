@@ -200,6 +200,7 @@ rounds = 3
 """
 
 
+@pytest.mark.slow
 def test_a_recipe_with_mixup_and_rounds_is_compressed_without_them(tmp_path, capsys):
     file, out = tmp_path / "mine.toml", tmp_path / "run"
     file.write_text(MIXED)

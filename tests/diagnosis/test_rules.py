@@ -96,6 +96,7 @@ def test_a_processor_without_onednn_is_told_how_to_have_it(measured, monkeypatch
     assert compute.onednn_off(here).evidence.endswith("; TF_ENABLE_ONEDNN_OPTS=0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", ["0", "1"])
 def test_whether_tensorflow_computes_with_onednn_is_what_the_variable_says(setting):
     code = "from tfopt.compat.tensorflow import uses_onednn; print(uses_onednn())"

@@ -327,7 +327,8 @@ def test_a_folder_of_jpegs_has_a_path_of_its_own_and_the_same_pixels(tmp_path, s
         quick.arrays("test")
 
 
-@pytest.mark.parametrize("masked", ["grey", pytest.param("palette", marks=pytest.mark.slow)], indirect=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("masked", ["grey", "palette"], indirect=True)
 def test_converted_folders_hold_the_files_and_give_the_same_examples(folder, masked, tmp_path):
     for number, examples in enumerate(
         [
@@ -357,6 +358,7 @@ def test_the_working_directory_has_its_name_and_that_of_its_files(folder, monkey
     assert examples.stored.read(path, label)[0] == path  # such as cats/cats_0.jpg
 
 
+@pytest.mark.slow
 def test_a_central_crop_keeps_the_aspect_ratio_also_in_a_conversion(tmp_path, save):
     folder = tmp_path / "images"
     for number in range(20, 28):  # below the sky

@@ -109,7 +109,7 @@ def changing():
 @pytest.mark.parametrize(
     ("build", "settings"),
     [
-        (changing, {}),
+        pytest.param(changing, {}, marks=pytest.mark.slow),
         (changing, {"accumulate": 3}),
         (embedding, {"sparse_embedding_gradients": True}),
         pytest.param(changing, {"jit_compile": True}, marks=pytest.mark.slow),
