@@ -19,16 +19,16 @@ from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from campaign import files
+from campaign import files, values
 from campaign.fault import Fault, Row, as_rows, try_out
 
 OUT = Path(__file__).parent / "results" / "fault_campaign.json"
-KINDS = (files,)
+KINDS = (files, values)
 
 
 def run(work: Path, *, share: float = 1.0, only: str = "", kinds: Sequence = KINDS, verbose: bool = False) -> list[Row]:
     """Tries out all faults of some kinds one after the other, and returns the outcomes."""
-    rows = []
+    rows: list[Row] = []
     for fault in _faults(work, share, only, kinds):
         started = time.monotonic()
         row = try_out(fault, work / "place")
@@ -41,7 +41,8 @@ def run(work: Path, *, share: float = 1.0, only: str = "", kinds: Sequence = KIN
 
 def _faults(work: Path, share: float, only: str, kinds: Sequence) -> Iterator[Fault]:
     for kind in kinds:
-        yield from kind.faults(work, share=share, only=only)
+        if not only or only.partition(":")[0] in (kind.KIND, only):
+            yield from kind.faults(work, share=share, only=only)
 
 
 def import_all() -> None:
@@ -64,7 +65,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="")
     parser.add_argument("--share", type=float, default=1.0)
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     started = time.monotonic()
     import_all()
@@ -75,8 +76,8 @@ def main() -> None:
         shutil.rmtree(work, ignore_errors=True)
     counts = collections.Counter(row.outcome for row in rows)
     print(f"{len(rows)} faults in {time.monotonic() - started:.0f} s: {dict(counts)}")
-    if not options.only and options.share == 1:
-        write(rows, options.out)
+    if options.out or (not options.only and options.share == 1):
+        write(rows, options.out or OUT)
 
 
 def write(rows: Sequence[Row], out: Path) -> None:

@@ -33,9 +33,14 @@ GOOD = (EQUAL, WORD, AS_IT_STANDS)
 OUTCOMES = (*GOOD, SILENT, LOST, HANG, TRACEBACK, CRASH)
 EQUAL_OR_WORD = "equal bits, or a clear word"
 A_WORD = "a clear word"
+FINITE = "finite results, or a clear word"
 NO_ACCIDENT = "a clear word, or what the file now says: it has no checksum"
 LIMIT_S = 20.0
 LONGEST = 300
+
+
+class NotFinite(Exception):
+    """A result is not finite, and nobody has said so."""
 
 
 class Said(Exception):
@@ -83,7 +88,7 @@ class Row:
 
     @property
     def is_good(self) -> bool:
-        allowed = {A_WORD: (WORD,), EQUAL_OR_WORD: (EQUAL, WORD), NO_ACCIDENT: GOOD}
+        allowed = {A_WORD: (WORD,), EQUAL_OR_WORD: (EQUAL, WORD), NO_ACCIDENT: GOOD, FINITE: GOOD}
         return self.outcome in allowed.get(self.must, (EQUAL,))
 
 
@@ -203,12 +208,14 @@ def _judged(fault: Fault, ended: int | None, answer: Path, log: Path) -> tuple[s
         return LOST, f"changed or removed: {found['lost']}; left: {found['left']}"
     if "error" in found:
         error = found["error"]
+        if error["text"].startswith(NotFinite.__name__):
+            return (WORD, found["words"]) if found["words"] else (SILENT, error["text"])
         return (WORD, error["text"]) if error["word"] else (TRACEBACK, f"{error['text']} ({error['where']})")
     if found["digest"] == fault.expected:
         return EQUAL, found["words"]
     if found["words"]:
         return WORD, found["words"]
-    return (AS_IT_STANDS if fault.must == NO_ACCIDENT else SILENT), ""
+    return (AS_IT_STANDS if fault.must in (NO_ACCIDENT, FINITE) else SILENT), ""
 
 
 def _listing(place: Path) -> dict[str, tuple[int, str]]:
