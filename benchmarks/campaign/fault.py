@@ -34,6 +34,7 @@ OUTCOMES = (*GOOD, SILENT, LOST, HANG, TRACEBACK, CRASH)
 EQUAL_OR_WORD = "equal bits, or a clear word"
 A_WORD = "a clear word"
 FINITE = "finite results, or a clear word"
+HARMLESS = "a clear word, or read without the effect"
 NO_ACCIDENT = "a clear word, or what the file now says: it has no checksum"
 LIMIT_S = 20.0
 LONGEST = 300
@@ -88,7 +89,7 @@ class Row:
 
     @property
     def is_good(self) -> bool:
-        allowed = {A_WORD: (WORD,), EQUAL_OR_WORD: (EQUAL, WORD), NO_ACCIDENT: GOOD, FINITE: GOOD}
+        allowed = {A_WORD: (WORD,), EQUAL_OR_WORD: (EQUAL, WORD), NO_ACCIDENT: GOOD, FINITE: GOOD, HARMLESS: GOOD}
         return self.outcome in allowed.get(self.must, (EQUAL,))
 
 
@@ -215,7 +216,7 @@ def _judged(fault: Fault, ended: int | None, answer: Path, log: Path) -> tuple[s
         return EQUAL, found["words"]
     if found["words"]:
         return WORD, found["words"]
-    return (AS_IT_STANDS if fault.must in (NO_ACCIDENT, FINITE) else SILENT), ""
+    return (AS_IT_STANDS if fault.must in (NO_ACCIDENT, FINITE, HARMLESS) else SILENT), ""
 
 
 def _listing(place: Path) -> dict[str, tuple[int, str]]:
