@@ -11,6 +11,7 @@ import argparse
 import collections
 import json
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -20,7 +21,7 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 from campaign import files, strangers, values
-from campaign.fault import Fault, Row, as_rows, try_out
+from campaign.fault import GOOD, Fault, Row, as_rows, try_out
 
 OUT = Path(__file__).parent / "results" / "fault_campaign.json"
 KINDS = (files, values, strangers)
@@ -93,9 +94,15 @@ def write(rows: Sequence[Row], out: Path) -> None:
         "rows": len(rows),
         "bad": sum(not row.is_good for row in rows),
         "kinds": counts,
-        "faults": as_rows(rows),
+        "faults": [_published(row) for row in as_rows(rows)],
     }
     write_text(out, json.dumps(content, indent=0) + "\n")
+
+
+def _published(row: dict[str, str]) -> dict[str, str]:
+    """Returns a row without the paths of this machine; the words of an outcome only where it is not a good one."""
+    detail = "" if row["outcome"] in GOOD else re.sub(r"/[^\s'\"]*/", "", row["detail"])
+    return {**row, "detail": detail} if detail else {name: row[name] for name in row if name != "detail"}
 
 
 if __name__ == "__main__":

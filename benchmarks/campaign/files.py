@@ -618,7 +618,7 @@ def _spoils(stored: StoredFile, file: Path, share: float, seed: int) -> Iterator
         whole |= JSON_WHOLE
     for number, (how, spoil) in enumerate(whole.items()):
         if share == 1 or number % max(round(1 / share / 2), 1) == 0:
-            yield how, spoil, must
+            yield how, spoil, NO_ACCIDENT if how == "missing" else must  # as if it had never been written
     if stored.edits:
         content = json.loads(file.read_bytes())
         for checksum in (False, True):

@@ -128,7 +128,8 @@ def read_outcome(directory: Path) -> Outcome | None:
     try:
         if not is_as_written(content):
             raise ValueError(EDITED)
-        return _OUTCOME.validate_python({key: value for key, value in content.items() if key != CHECKSUM}, strict=True)
+        values = {key: value for key, value in content.items() if key != CHECKSUM}
+        return _OUTCOME.validate_json(json.dumps(values), strict=True)
     except (AttributeError, ValueError) as error:  # pydantic's ValidationError is a ValueError
         reason = " ".join(str(error).split())[:200]
         raise ArtifactError(
