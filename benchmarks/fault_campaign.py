@@ -1,8 +1,8 @@
 """Makes faults on purpose, and writes what tfopt made of each to results/fault_campaign.json; docs/reliability.md.
 
-    python benchmarks/fault_campaign.py                       all faults
-    python benchmarks/fault_campaign.py --only "a recipe"     those whose kind or part has these words; nothing is written
-    python benchmarks/fault_campaign.py --share 0.1           a tenth of those that are drawn; nothing is written
+python benchmarks/fault_campaign.py                       all faults
+python benchmarks/fault_campaign.py --only "a recipe"     those whose kind or part has these words; nothing is written
+python benchmarks/fault_campaign.py --share 0.1           a tenth of those that are drawn; nothing is written
 """
 
 from __future__ import annotations

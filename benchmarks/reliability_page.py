@@ -9,7 +9,10 @@ OUTCOMES = ("equal bits", "clear word", "as it stands", "silent", "lost", "hang"
 
 def outcomes() -> Table:
     kinds = read("fault_campaign")["kinds"]
-    rows = [[kind, str(sum(found.values())), *(str(found.get(each, 0)) for each in OUTCOMES)] for kind, found in kinds.items()]
+    rows = [
+        [kind, str(sum(found.values())), *(str(found.get(each, 0)) for each in OUTCOMES)]
+        for kind, found in kinds.items()
+    ]
     total = [str(sum(found.get(each, 0) for found in kinds.values())) for each in OUTCOMES]
     return [["kind", "faults", *OUTCOMES], *rows, ["all", str(read("fault_campaign")["rows"]), *total]]
 

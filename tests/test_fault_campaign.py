@@ -22,5 +22,9 @@ def test_no_fault_is_silent_hangs_or_ends_in_a_traceback(only, share, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(out.read_text())
     assert found["rows"] > 10
-    known = {each["how"] for each in json.loads((CAMPAIGN.parent / "results" / "fault_campaign.json").read_text())["faults"] if "detail" in each}
+    known = {
+        each["how"]
+        for each in json.loads((CAMPAIGN.parent / "results" / "fault_campaign.json").read_text())["faults"]
+        if "detail" in each
+    }
     assert [each for each in found["faults"] if "detail" in each and each["how"] not in known] == []

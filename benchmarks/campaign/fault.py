@@ -128,9 +128,7 @@ def try_out(fault: Fault, place: Path) -> Row:
     ended = in_fork(lambda: _trial(fault, place, answer), log, fault.limit_s)
     outcome, detail = _judged(fault, ended, answer, log)
     shutil.rmtree(place, ignore_errors=True)
-    return Row(
-        kind=fault.kind, part=fault.part, how=fault.how, must=fault.must, outcome=outcome, detail=_short(detail)
-    )
+    return Row(kind=fault.kind, part=fault.part, how=fault.how, must=fault.must, outcome=outcome, detail=_short(detail))
 
 
 def in_fork(act: Callable[[], None], log: Path, limit_s: float) -> int | None:
@@ -248,7 +246,9 @@ def expected(kind: str, act: Callable[[Path], Any], template: Path | None, place
         fault = Fault(kind=kind, part="", how="", act=act)
         ended = in_fork(lambda fault=fault, answer=answer: _trial(fault, place, answer), log, 300)  # type: ignore[misc]
         if ended != 0 or "digest" not in (result := json.loads(answer.read_text())):
-            raise SystemExit(f"{kind} fails without a fault: {answer.read_text() if answer.is_file() else log.read_text()}")
+            raise SystemExit(
+                f"{kind} fails without a fault: {answer.read_text() if answer.is_file() else log.read_text()}"
+            )
         found.append(result["digest"])
     if found[0] != found[1]:
         raise SystemExit(f"{kind} differs from call to call without a fault.")

@@ -416,9 +416,7 @@ STORED = (
         file="model/variables/variables.data-00000-of-00001",
         read=_intact,
     ),
-    StoredFile(
-        part="model.onnx of an artifact", make=_export(format="onnx"), file="model/model.onnx", read=_inspect()
-    ),
+    StoredFile(part="model.onnx of an artifact", make=_export(format="onnx"), file="model/model.onnx", read=_inspect()),
     StoredFile(
         part="model.tflite of an artifact", make=_export(format="litert"), file="model/model.tflite", read=_inspect()
     ),

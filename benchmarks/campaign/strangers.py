@@ -87,11 +87,17 @@ def _ops() -> dict[str, Callable[[Any, Path], Any]]:
         "writes a file in a branch": in_a_branch,
         "writes a file in a loop": in_a_loop,
         "writes a file in a function of a function": in_a_function,
-        "reads a file": lambda x, place: x + tf.cast(tf.strings.length(tf.io.read_file(str(place / "secret"))), "float32"),
+        "reads a file": lambda x, place: (
+            x + tf.cast(tf.strings.length(tf.io.read_file(str(place / "secret"))), "float32")
+        ),
         "lists files": lambda x, place: x + tf.cast(tf.size(raw.MatchingFiles(pattern=f"{place}/*")), tf.float32),
         "reads lines in a data set": in_a_data_set,
-        "restores a file": lambda x, place: x
-        + raw.RestoreV2(prefix=str(place / "secret"), tensor_names=["a"], shape_and_slices=[""], dtypes=[tf.float32])[0],
+        "restores a file": lambda x, place: (
+            x
+            + raw.RestoreV2(
+                prefix=str(place / "secret"), tensor_names=["a"], shape_and_slices=[""], dtypes=[tf.float32]
+            )[0]
+        ),
         "saves a file": lambda x, place: _after(
             raw.SaveV2(prefix=str(place / "written"), tensor_names=["a"], shape_and_slices=[""], tensors=[x]), x
         ),
@@ -99,24 +105,26 @@ def _ops() -> dict[str, Callable[[Any, Path], Any]]:
         "calls Python": lambda x, place: tf.ensure_shape(tf.py_function(lambda v: v, [x], tf.float32), (None, 4)),
         "calls NumPy": lambda x, place: tf.ensure_shape(tf.numpy_function(lambda v: v, [x], tf.float32), (None, 4)),
         "ends the process": lambda x, place: _after(raw.Abort(error_msg="stop", exit_without_error=True), x),
-        "asks the network": lambda x, place: x
-        + tf.cast(
-            raw.DataServiceDatasetV4(
-                dataset_id="1",
-                processing_mode="",
-                address="grpc://203.0.113.1:1",
-                protocol="grpc",
-                job_name="",
-                consumer_index=0,
-                num_consumers=1,
-                max_outstanding_requests=1,
-                iteration_counter=raw.DummyIterationCounter(),
-                output_types=[tf.float32],
-                output_shapes=[[]],
-                uncompress_fn=tf.function(lambda v: v).get_concrete_function(tf.TensorSpec((), tf.variant)),
+        "asks the network": lambda x, place: (
+            x
+            + tf.cast(
+                raw.DataServiceDatasetV4(
+                    dataset_id="1",
+                    processing_mode="",
+                    address="grpc://203.0.113.1:1",
+                    protocol="grpc",
+                    job_name="",
+                    consumer_index=0,
+                    num_consumers=1,
+                    max_outstanding_requests=1,
+                    iteration_counter=raw.DummyIterationCounter(),
+                    output_types=[tf.float32],
+                    output_shapes=[[]],
+                    uncompress_fn=tf.function(lambda v: v).get_concrete_function(tf.TensorSpec((), tf.variant)),
+                )
+                is not None,
+                tf.float32,
             )
-            is not None,
-            tf.float32,
         ),
     }
 
@@ -411,7 +419,13 @@ def _cases() -> Iterator[tuple[str, str, Callable[[Path], None], Callable[[Path]
     yield "a .keras file", "a Lambda", _lambda, _load_keras, A_WORD
     for module, name in (("os", "system"), ("builtins", "eval"), ("subprocess", "Popen"), ("antigravity", "fly")):
         yield "a .keras file", f"a layer {module}.{name}", _keras_with(_class(module, name)), _load_keras, A_WORD
-        yield "a .keras file", f"an activation {module}.{name}", _keras_with(_function(module, name)), _load_keras, A_WORD
+        yield (
+            "a .keras file",
+            f"an activation {module}.{name}",
+            _keras_with(_function(module, name)),
+            _load_keras,
+            A_WORD,
+        )
     yield "a .keras file", "path traversal", _zip_of({"../written": b"x", "config.json": b"{}"}), _load_keras, A_WORD
     bomb = {"config.json": b" " * 200_000_000, "metadata.json": b"{}", "model.weights.h5": b""}
     yield "a .keras file", "a zip bomb", _zip_of(bomb), _load_keras, A_WORD
