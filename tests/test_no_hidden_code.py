@@ -27,9 +27,8 @@ def test_no_eval_pickle_or_shell():
             function = node.func
             if isinstance(function, ast.Name) and function.id in BY_NAME:
                 found.add((name, function.id))
-            if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
-                if (function.value.id, function.attr) in OF_MODULES:
-                    found.add((name, f"{function.value.id}.{function.attr}"))
+            if isinstance(function, ast.Attribute) and (ast.unparse(function.value), function.attr) in OF_MODULES:
+                found.add((name, ast.unparse(function)))
             for keyword in node.keywords:
                 is_on = not (isinstance(keyword.value, ast.Constant) and keyword.value.value is False)
                 if keyword.arg in ("shell", "allow_pickle") and is_on:

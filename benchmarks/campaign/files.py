@@ -1,7 +1,7 @@
 """Every file that tfopt writes or reads, damaged: what its reader makes of it.
 
-A file with a checksum is read as it was written, or refused. A file without one (a foreign model, a table, a recipe that
-somebody typed) may say something else afterwards; then that counts, but it is never an accident.
+A file with a checksum is read as it was written, or refused. A file without one (a foreign model, a table, a typed
+recipe) may say something else afterwards; then that counts, but it is never an accident.
 """
 
 from __future__ import annotations
@@ -144,9 +144,13 @@ def _time_table(place: Path) -> None:
 
     times = {"float_ms": [0.5, 1.5], "int8_ms": [0.25, 1.0]}
     content = {
-        **{"device": "a processor", "batch_sizes": [1, 8], "fusions": {"head": times, "hidden": times}},
-        **{"sizes": [256, 1024], "conversions": {"QuantizeV2": [0.1, 0.2], "Dequantize": [0.1, 0.3]}},
-        **{"layer_norms": {"norm": times}, "whole": {"chosen": [0.5, 0.6], "all": [0.7, 0.8]}},
+        "device": "a processor",
+        "batch_sizes": [1, 8],
+        "fusions": {"head": times, "hidden": times},
+        "sizes": [256, 1024],
+        "conversions": {"QuantizeV2": [0.1, 0.2], "Dequantize": [0.1, 0.3]},
+        "layer_norms": {"norm": times},
+        "whole": {"chosen": [0.5, 0.6], "all": [0.7, 0.8]},
     }
     (place / "times.json").write_text(json.dumps(with_checksum(content)))
 

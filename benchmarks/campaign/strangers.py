@@ -405,7 +405,7 @@ RECIPES = {
     "export_dir is elsewhere": 'name = "a"\nexport_dir = "/etc/stranger"',
     "a checkpoint directory elsewhere": 'name = "a"\n[training]\ncheckpoint_dir = "/etc/stranger"',
     "a cache elsewhere": 'name = "a"\n[data]\ncache_dir = "/etc/stranger"',
-    "arguments name a file elsewhere": 'name = "a"\n[data]\nsource = "csv"\narguments = {path = "/etc/passwd", target = "x"}',
+    "arguments name a file elsewhere": 'name = "a"\n[data]\nsource = "csv"\narguments = {path = "/etc/passwd"}',
     "a name with a path": 'name = "../../etc/stranger"',
     "a name of a million characters": f'name = "{"a" * 1_000_000}"',
     "a teacher elsewhere": 'name = "a"\n[distillation]\nteacher = "/etc/passwd"',

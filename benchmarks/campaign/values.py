@@ -1,4 +1,4 @@
-"""Numbers that are not those of usual data, in each public pass and each source: NaN, infinities, no examples, one class."""
+"""Unusual numbers in each public pass and each source: NaN, infinities, no examples, one class."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def read_stored(path: Path) -> bytes:
         ...
         OSError: [Errno 22] it is no file on disk: '/dev/zero'
     """
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # opening a pipe does not wait either
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # opening a pipe does not wait either
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is no file on disk", str(path))
         return file.read()
