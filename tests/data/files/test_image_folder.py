@@ -9,6 +9,7 @@ import tensorflow as tf
 from PIL import Image
 
 from tfopt.data import convert, image_folder, tfrecord
+from tfopt.data.files.image_files import header_problem
 from tfopt.data.images import central_box, decode_image
 from tfopt.data.stored import decoder_to_json
 from tfopt.errors import ConfigError
@@ -312,6 +313,12 @@ def test_masks_that_do_not_fit_are_counted_or_refused(masked, save):
     few = image_folder(directory=directory, masks=masks, max_unreadable=4, class_names=("sky", "house"))
     with pytest.raises(tf.errors.InvalidArgumentError, match=r"class numbers below 2. .*masks/a/\d.png"):
         few.arrays("train")
+
+
+def test_a_gif_of_too_many_pixels_is_not_decoded(tmp_path):
+    file = tmp_path / "huge.gif"
+    file.write_bytes(b"GIF89a" + 2 * (30_000).to_bytes(2, "little") + b";")
+    assert header_problem(file) == "it has 30,000 x 30,000 pixels, and may have 536,870,912"
 
 
 def test_a_folder_of_jpegs_has_a_path_of_its_own_and_the_same_pixels(tmp_path, save):
