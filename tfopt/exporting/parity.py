@@ -137,9 +137,7 @@ def _warn_of_infinite_weights(source: FrozenGraph, outputs: Mapping[str, np.ndar
         return
     editor = GraphEditor(source.graph_def)
     weights = [name for name, node in editor.nodes.items() if node.op == "Const" and kind_of_reader(editor, name)]
-    infinite = [
-        name for name in weights if editor.value(name).dtype.kind == "f" and np.isinf(editor.value(name)).any()
-    ]
+    infinite = [name for name in weights if editor.value(name).dtype.kind == "f" and np.isinf(editor.value(name)).any()]
     if infinite:
         warn(
             f"The weights of {source.name!r} should be finite. Received: infinity in {', '.join(map(repr, infinite))}, "
