@@ -209,7 +209,9 @@ def test_data_that_is_not_finite(value, tmp_path):
 def test_an_infinite_weight_is_named_and_an_infinite_mask_is_not(tmp_path):
     model = keras.Sequential([keras.Input((3,), name="x"), layers.Dense(2, name="last")])
     model.layers[0].kernel.assign(np.full((3, 2), np.inf))
-    with pytest.warns(TfoptWarning, match=r"should be finite. Received: infinity in '.*last.*', and among the outputs"):
+    with pytest.warns(
+        TfoptWarning, match=r"should be finite. Received: infinity in those of '.*last.*', and among the outputs"
+    ):
         export(model, tmp_path / "a")
     x = keras.Input((3,), name="x")
     masked = keras.Model(x, layers.Dense(2)(x) + np.array([0, -np.inf], "float32"))

@@ -32,7 +32,7 @@ from tfopt.exporting.manifest import (
     OutputRecord,
     TensorRecord,
 )
-from tfopt.exporting.stored_weights import kind_of_reader
+from tfopt.exporting.stored_weights import READERS
 from tfopt.exporting.words import bytes_of, first_words, text_of
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.frozen import output_ops, reason_of
@@ -136,12 +136,18 @@ def _warn_of_infinite_weights(source: FrozenGraph, outputs: Mapping[str, np.ndar
     if not any(np.isinf(value).any() for value in outputs.values() if value.dtype.kind == "f"):
         return
     editor = GraphEditor(source.graph_def)
-    weights = [name for name, node in editor.nodes.items() if node.op == "Const" and kind_of_reader(editor, name)]
-    infinite = [name for name in weights if editor.value(name).dtype.kind == "f" and np.isinf(editor.value(name)).any()]
+    read = [(node.name, node.input[place]) for node in editor.nodes.values() for place in READERS.get(node.op, ())]
+    weights = {name: editor.constant(tensor, behind="Identity") for name, tensor in read}
+    infinite = [
+        name
+        for name, values in weights.items()
+        if values is not None and values.dtype.kind == "f" and np.isinf(values).any()
+    ]
     if infinite:
         warn(
-            f"The weights of {source.name!r} should be finite. Received: infinity in {', '.join(map(repr, infinite))}, "
-            "and among the outputs. Export a checkpoint from before the training diverged."
+            f"The weights of {source.name!r} should be finite. Received: infinity in those of "
+            f"{', '.join(map(repr, infinite))}, and among the outputs. Export a checkpoint from before the training "
+            "diverged."
         )
 
 

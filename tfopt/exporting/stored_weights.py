@@ -52,7 +52,7 @@ def encode_weights(graph: FrozenGraph, precision: str, config: WeightOnlyConfig)
     check_exclude(config.exclude, editor.nodes)
     changed, skipped, encoded = [], [], []
     for name in [name for name, node in editor.nodes.items() if node.op == "Const"]:
-        kind = kind_of_reader(editor, name)
+        kind = _kind_of_reader(editor, name)
         weights = editor.value(name) if kind else np.zeros(0)
         if kind is None or weights.dtype != np.float32 or (weights.size < config.minimum_size and weights.ndim < 2):
             continue  # no weights, or a bias
@@ -92,7 +92,7 @@ def _squares(values: np.ndarray) -> float:
     return float(np.sum(np.square(values, dtype=np.float64)))
 
 
-def kind_of_reader(editor: GraphEditor, name: str) -> str | None:
+def _kind_of_reader(editor: GraphEditor, name: str) -> str | None:
     """Returns the kind of the op that reads a constant as its weights, or None if there is none."""
     for node, read in _readers(editor, name):
         places = [place for place, tensor in enumerate(node.input) if tensor == read]
