@@ -96,7 +96,7 @@ def test_an_id_out_of_range_is_named():
 
 
 def test_text_for_a_model_of_numbers_is_told():
-    with pytest.raises(ConfigError, match="must be numbers where the model computes with them. Received: text"):
+    with pytest.raises(ConfigError, match=r"must be numbers where the model computes with them\. Received: text"):
         classifier().fit(decided().pipeline((X.astype(str), CLASSES)), verbose=0)
 
 
