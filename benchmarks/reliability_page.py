@@ -1,4 +1,4 @@
-"""The tables of docs/reliability.md: how the faults of the campaign ended, and those that are still open."""
+"""The table of docs/reliability.md: how the faults of the campaign ended."""
 
 from __future__ import annotations
 
@@ -17,9 +17,4 @@ def outcomes() -> Table:
     return [["kind", "faults", *OUTCOMES], *rows, ["all", str(read("fault_campaign")["rows"]), *total]]
 
 
-def open_faults() -> Table:
-    bad = [each for each in read("fault_campaign")["faults"] if each["outcome"] not in OUTCOMES[:3]]
-    return [["part", "fault", "outcome"], *([each["part"], each["how"], each["outcome"]] for each in bad)]
-
-
-TABLES = {"outcomes of faults": outcomes, "open faults": open_faults}
+TABLES = {"outcomes of faults": outcomes}
