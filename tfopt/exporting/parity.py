@@ -138,11 +138,8 @@ def _warn_of_infinite_weights(source: FrozenGraph, outputs: Mapping[str, np.ndar
     editor = GraphEditor(source.graph_def)
     read = [(node.name, node.input[place]) for node in editor.nodes.values() for place in READERS.get(node.op, ())]
     weights = {name: editor.constant(tensor, behind="Identity") for name, tensor in read}
-    infinite = [
-        name
-        for name, values in weights.items()
-        if values is not None and values.dtype.kind == "f" and np.isinf(values).any()
-    ]
+    floats = {name: values for name, values in weights.items() if values is not None and values.dtype.kind == "f"}
+    infinite = [name for name, values in floats.items() if np.isinf(values).any()]
     if infinite:
         warn(
             f"The weights of {source.name!r} should be finite. Received: infinity in those of "
