@@ -48,6 +48,10 @@ class Said(Exception):
     """The clear word of a report or of a command, which is no exception of tfopt."""
 
 
+class Lost(Exception):
+    """A good file has changed, or a temporary one is left: the act has looked itself."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fault:
     """One thing that goes wrong.
@@ -177,7 +181,7 @@ def _trial(fault: Fault, place: Path, answer: Path) -> None:
         try:
             found["digest"] = digest(fault.act(place))
         except Exception as error:  # noqa: BLE001 - what it is decides the outcome
-            found["error"] = _error(error)
+            found["error"] = as_error(error)
     words = [str(each.message) for each in caught if issubclass(each.category, TfoptWarning)]
     found["words"] = " ".join(words)
     if fault.keeps:
@@ -187,7 +191,8 @@ def _trial(fault: Fault, place: Path, answer: Path) -> None:
     answer.write_text(json.dumps(found))
 
 
-def _error(error: BaseException) -> dict[str, Any]:
+def as_error(error: BaseException) -> dict[str, Any]:
+    """Returns what an error says, where it was raised, and whether it is a clear word."""
     is_word = isinstance(error, TfoptError | MemoryError | Said) or (
         isinstance(error, OSError) and error.errno in (*OF_THE_MACHINE, *OF_A_PATH, errno.EFBIG)
     )
@@ -209,6 +214,8 @@ def _judged(fault: Fault, ended: int | None, answer: Path, log: Path) -> tuple[s
         error = found["error"]
         if error["text"].startswith(NotFinite.__name__):
             return (WORD, found["words"]) if found["words"] else (SILENT, error["text"])
+        if error["text"].startswith(f"{Lost.__name__}: "):
+            return LOST, error["text"]
         return (WORD, error["text"]) if error["word"] else (TRACEBACK, f"{error['text']} ({error['where']})")
     if found["digest"] == fault.expected:
         return EQUAL, found["words"]
