@@ -50,8 +50,7 @@ class _Tried:
             def fail() -> None:
                 raise OSError(errno.EIO, os.strerror(errno.EIO), str(place_of(place)))
 
-            at_event(place_of(place), event, fail)
-            return self._attempt(place, contextlib.nullcontext())
+            return self._attempt(place, at_event(place_of(place), event, fail))
 
         return act
 
@@ -67,8 +66,7 @@ class _Tried:
                     was_whole.append(digest(self.writer.read(disk)) == self.usual.digest)
                 shutil.rmtree(disk, ignore_errors=True)
 
-            at_event(disk, event, remove)
-            with isolated(place):
+            with isolated(place), at_event(disk, event, remove):
                 self.writer.write(disk, 1)
             if was_whole == [True]:
                 raise Said("all was written when it was removed")

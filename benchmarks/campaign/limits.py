@@ -58,9 +58,10 @@ def full_disk(directory: Path, room: int) -> Callable[[], None]:
     return lambda: _mount("tmpfs", directory, "tmpfs", MS_REMOUNT, f"size={size + 2**28}")
 
 
-def read_only(directory: Path) -> None:
-    """Makes a directory one of a disk that cannot be written."""
-    own_mounts()
+def read_only(directory: Path, *, own: bool = True) -> None:
+    """Makes a directory one of a disk that cannot be written; `own` where the process has no mounts of its own yet."""
+    if own:
+        own_mounts()
     _mount(str(directory), directory, None, MS_BIND)
     _mount("none", directory, None, MS_BIND | MS_REMOUNT | MS_RDONLY)
 
@@ -106,16 +107,16 @@ def open_files() -> int:
         return file.fileno()
 
 
-def at_event(directory: Path, number: int, act: Callable[[], None]) -> list[int]:
+@contextlib.contextmanager
+def at_event(directory: Path, number: int, act: Callable[[], None]) -> Iterator[list[int]]:
     """Calls a function before the n-th time that Python opens, renames, makes or removes something in a directory.
 
-    Returns: A list whose only value counts these events. With number 0 they are counted alone.
+    Yields: A list whose only value counts these events. With number 0 they are counted alone.
     """
-    counted = [0]
-    inside = os.fsencode(directory)
+    counted, inside, on = [0], os.fsencode(directory), True
 
     def hook(event: str, arguments: tuple[object, ...]) -> None:
-        if event not in ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.chmod"):
+        if not on or event not in ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.chmod"):
             return
         path = arguments[0]
         if isinstance(path, str | bytes | os.PathLike) and os.fsencode(path).startswith(inside):
@@ -123,5 +124,8 @@ def at_event(directory: Path, number: int, act: Callable[[], None]) -> list[int]
             if counted[0] == number:
                 act()
 
-    sys.addaudithook(hook)
-    return counted
+    sys.addaudithook(hook)  # which stays until the process ends
+    try:
+        yield counted
+    finally:
+        on = False

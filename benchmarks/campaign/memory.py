@@ -15,7 +15,6 @@ import resource
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -35,6 +34,7 @@ from campaign.writing import (
     made,
     measured,
     place_of,
+    temporary_files,
 )
 
 KIND = "memory"
@@ -189,7 +189,7 @@ def _killed(parent: Callable[[Path], Any], after_s: float) -> Callable[[Path], A
                 with child_killed(after_s):
                     return parent(place)
             finally:
-                if (left := [*Path(tempfile.gettempdir()).iterdir()]) or listing(place_of(place)) != before:
+                if (left := [*temporary_files()]) or listing(place_of(place)) != before:
                     raise Lost(f"left or changed: {left}")
 
     return act
@@ -225,8 +225,8 @@ def _clock_set_back(writer: Writer, event: int) -> Callable[[Path], Any]:
 def _write_meanwhile(part: str, disk: str, offset: str, event: str) -> None:
     """The process whose clock is set back."""
     began = time.time()
-    at_event(Path(disk), int(event), lambda: Path(offset).write_text("-10d") and None)
-    next(writer for writer in WRITERS if writer.part == part).write(Path(disk), 1)
+    with at_event(Path(disk), int(event), lambda: Path(offset).write_text("-10d") and None):
+        next(writer for writer in WRITERS if writer.part == part).write(Path(disk), 1)
     assert time.time() < began, "the clock was not set back"
 
 
