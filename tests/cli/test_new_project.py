@@ -1,12 +1,13 @@
 """`tfopt init`, the run of what it writes, runs of several recipes, and `tfopt recipes diff`."""
 
 import json
+import resource
 import sys
 from pathlib import Path
 
 import pytest
 
-from tfopt.cli import main
+from tfopt.cli import commands, main
 from tfopt.cli.commands import write_project
 from tfopt.cli.example_data import find_example_data
 from tfopt.errors import ConfigError
@@ -74,6 +75,21 @@ def test_init_keeps_what_is_there(workplace, capsys):
         write_project("recipe.toml")
     assert main(["init", "new", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == ["new/train.py", "new/recipe.toml"]
+
+
+def test_no_half_project_is_left_on_a_full_disk(workplace, monkeypatch, capsys):
+    monkeypatch.setattr(commands, "FILES", dict(reversed(commands.FILES.items())))  # the longer file comes last
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1300, limits[1]))
+    try:
+        assert main(["init", "mine"]) == 3
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "train.py" in capsys.readouterr().err
+    assert list(Path("mine").iterdir()) == []
+    assert main(["init", "mine"]) == 0
+    assert main(["init", "/proc/no"]) == 3
+    assert "must be writable and have room. Received: /proc/no" in capsys.readouterr().err
 
 
 def test_diff_lists_each_setting_once(workplace, capsys):

@@ -1,7 +1,10 @@
 """A trial in a process of its own, and the study that proposes it."""
 
+from pathlib import Path
+
 import pytest
 
+from tfopt.errors import ExportError
 from tfopt.trials import process
 from tfopt.trials.process import call_apart, read_outcome
 from tfopt.trials.study import STARTUP, Study
@@ -34,6 +37,11 @@ def test_a_failure_a_crash_and_a_hang_are_outcomes(tmp_path, monkeypatch, name, 
     outcome = call_apart(f"tried:{name}", {}, tmp_path, limit)
     assert outcome.result is None
     assert reason in outcome.failure
+
+
+def test_a_directory_that_cannot_be_written_is_told():
+    with pytest.raises(ExportError, match=r"must be writable and have room\. Received: /proc/no"):
+        call_apart("math:gcd", {}, Path("/proc/no"), 60.0)
 
 
 def test_a_call_that_is_not_worth_its_time_is_given_up(tmp_path, monkeypatch):

@@ -74,6 +74,28 @@ def write_bytes(path: Path, content: bytes) -> None:
         ) from error
 
 
+@contextmanager
+def writing_to(directory: Path) -> Iterator[None]:
+    """Turns an error of the system within the block into a word about the directory that the block writes to.
+
+    Raises:
+        ExportError: The system has refused something: the disk is full, read-only or broken, a name is too long.
+    Example:
+        >>> with writing_to(Path("/proc/no")):
+        ...     Path("/proc/no").mkdir()
+        Traceback (most recent call last):
+        ...
+        tfopt.errors.ExportError: The directory must be writable and have room. Received: /proc/no (...
+    """
+    try:
+        yield
+    except OSError as error:
+        raise ExportError(
+            f"The directory must be writable and have room. Received: {directory} ({error}). Make room, or choose "
+            "another directory."
+        ) from error
+
+
 def read_stored(path: Path) -> bytes:
     """Returns the content of a file on disk.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import shlex
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from tfopt.atomic.files import write_text
+from tfopt.atomic.files import write_text, writing_to
 from tfopt.cli.exit_codes import CHECK_FAILED, SUCCESS, WRONG_USE
 from tfopt.cli.preparation import look_beside, read_recipe, start_tensorflow
 from tfopt.cli.printing import ProgressConsole, print_json, print_rows, say
@@ -93,6 +94,7 @@ def write_project(directory: str | Path) -> list[Path]:
 
     Raises:
         ConfigError: The directory has a file of that name, or is no directory. Nothing is written then.
+        ExportError: The directory cannot be written. Nothing is left then.
     Example:
         >>> import tempfile
         >>> [path.name for path in write_project(tempfile.mkdtemp())]
@@ -109,9 +111,13 @@ def write_project(directory: str | Path) -> list[Path]:
             f"The directory of a new project must not have its files yet. Received: {folder} with {', '.join(found)}. "
             "Name another directory."
         )
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in FILES.items():
-        write_text(folder / name, Path(__file__).with_name("new_project").joinpath(text).read_text(encoding="utf-8"))
+    with writing_to(folder), contextlib.ExitStack() as undo:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in FILES.items():
+            new = Path(__file__).with_name("new_project").joinpath(text)
+            write_text(folder / name, new.read_text(encoding="utf-8"))
+            undo.callback((folder / name).unlink, missing_ok=True)  # half a project would be in the way of another try
+        undo.pop_all()
     return [folder / name for name in FILES]
 
 

@@ -18,7 +18,7 @@ import keras
 import pydantic
 
 from tfopt.atomic.directories import exclusive
-from tfopt.atomic.files import write_text
+from tfopt.atomic.files import write_text, writing_to
 from tfopt.atomic.own_files import write_own
 from tfopt.compat.kinds import check_keras_3
 from tfopt.compression.candidates import (
@@ -320,8 +320,9 @@ class _Search:
     ) -> Outcome:
         """Makes and measures an artifact in a process of its own. What may be given up is trained."""
         own = self.folder / name
-        own.mkdir(parents=True, exist_ok=True)
-        (own / LOSSES).unlink(missing_ok=True)  # of a call that time has ended
+        with writing_to(own):
+            own.mkdir(parents=True, exist_ok=True)
+            (own / LOSSES).unlink(missing_ok=True)  # of a call that time has ended
         write_text(own / RECIPE, changes_in(self.config.recipe(f"compressed_{own.name}", ratios)))
         arguments = {
             "run": str(self.folder.resolve()),

@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from tfopt.atomic.checked_json import CHECKSUM, EDITED, is_as_written, with_checksum
-from tfopt.atomic.files import write_text
+from tfopt.atomic.files import write_text, writing_to
 from tfopt.atomic.own_files import json_in
 from tfopt.child_processes import Process, end, exit_code, signal_group
 from tfopt.errors import ArtifactError
@@ -71,18 +71,22 @@ def call_apart(
         directory: A directory of its own. It is made if it is missing.
         limit_s: The seconds after which it is ended.
         why_give_up: Is asked again and again, and returns why the process is not worth its time; nothing if it is.
+    Raises:
+        ExportError: The directory cannot be written.
     Example:
         >>> import tempfile
         >>> call_apart("math:gcd", {}, Path(tempfile.mkdtemp()), 60.0).result
         0
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    for name in (ANSWER, OUTCOME):
-        (directory / name).unlink(missing_ok=True)
-    write_text(directory / REQUEST, json.dumps({"function": function, "arguments": dict(arguments)}))
-    temporary = directory.resolve() / TEMPORARY
-    shutil.rmtree(temporary, ignore_errors=True)  # of a call that was killed
-    temporary.mkdir(exist_ok=True)
+    with writing_to(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        for name in (ANSWER, OUTCOME):
+            (directory / name).unlink(missing_ok=True)
+        write_text(directory / REQUEST, json.dumps({"function": function, "arguments": dict(arguments)}))
+        temporary = directory.resolve() / TEMPORARY
+        shutil.rmtree(temporary, ignore_errors=True)  # of a call that was killed
+        temporary.mkdir(exist_ok=True)
+        log = (directory / LOG).open("wb")
     environment = {
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",
@@ -92,7 +96,7 @@ def call_apart(
     }
     words = [PYTHON, "-m", "tfopt.trials.child", str(directory)]
     start, ended, given_up = time.monotonic(), "", False
-    with (directory / LOG).open("wb") as log:
+    with log:
         process = subprocess.Popen(
             words, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
         )
@@ -104,7 +108,8 @@ def call_apart(
             assert process.stdin is not None
             process.stdin.close()
             shutil.rmtree(temporary, ignore_errors=True)
-    answer = _answer(directory)
+    with writing_to(directory):
+        answer = _answer(directory)
     outcome = Outcome(
         result=answer.get("result"),
         failure=ended if ended and not answer else _failure(answer, process.returncode),

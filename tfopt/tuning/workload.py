@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfopt.atomic.files import write_text
+from tfopt.atomic.files import write_text, writing_to
 from tfopt.compat.kinds import check_keras_3
 from tfopt.compat.trainer import built_under
 from tfopt.data import Examples, convert
@@ -69,7 +69,8 @@ def workload_of(
         ConfigError: The examples have another form, or the settings cannot be given to another process.
         UnsupportedModelError: The model is not compiled.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing_to(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     if isinstance(what, keras.Model):
         return _of_model(what, data, folder, training)
     if data is not None:
@@ -92,7 +93,8 @@ def of_script(path: str, words: Sequence[str], folder: Path) -> Workload:
     """Returns the workload of a script, which must be a Python file, or -m with a module as the first word."""
     if path != "-m" and not Path(path).is_file():
         raise ConfigError(f"The script must be a Python file. Received: {path}, which does not exist. Name a script.")
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing_to(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     return Workload(kind="script", name=path, folder=str(folder), words=tuple(words))
 
 
