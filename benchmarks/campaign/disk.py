@@ -116,10 +116,15 @@ class _Tried:
         return act
 
     def in_an_environment(self, change: Callable[[Path], Callable[[], None]]) -> Trial:
-        return lambda place: self._attempt(place, contextlib.nullcontext(), change(place), own=False)
+        def act(place: Path) -> Any:
+            with isolated(place):
+                undo = change(place)
+                return attempt(self.writer, place_of(place), contextlib.nullcontext(), undo, self.usual.digest)
 
-    def _attempt(self, place: Path, fault: Any, undo: Callable[[], None] = lambda: None, *, own: bool = True) -> Any:
-        with isolated(place) if own else contextlib.nullcontext():
+        return act
+
+    def _attempt(self, place: Path, fault: Any, undo: Callable[[], None] = lambda: None) -> Any:
+        with isolated(place):
             return attempt(self.writer, place_of(place), fault, undo, self.usual.digest)
 
 
@@ -127,14 +132,16 @@ def _temporary(make: Callable[[Path], Any]) -> Callable[[Path], Callable[[], Non
     """TMPDIR leads to a directory that cannot be written. The usual ones of the system cannot be written either."""
 
     def change(place: Path) -> Callable[[], None]:
-        directory = place / "tmp"
+        directory = place / "other"
         make(directory)
         os.environ["TMPDIR"] = str(directory)
         tempfile.tempdir = None
         tempfile._candidate_tempdir_list = lambda: [str(directory)]  # type: ignore[attr-defined]
 
         def undo() -> None:
-            os.environ["TMPDIR"] = tempfile.tempdir = str(place)
+            again = place / "another"
+            again.mkdir()
+            os.environ["TMPDIR"] = tempfile.tempdir = str(again)
 
         return undo
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import select
 import subprocess
 import sys
@@ -23,7 +22,6 @@ from tfopt.cli.exit_codes import BROKEN_PIPE, UNEXPECTED
 
 KIND = "environment"
 ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-STYLES = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 NOBODY = 65534
 
 TINY = """
@@ -61,14 +59,20 @@ class _Command:
     def name(self) -> str:
         return " ".join(["tfopt", *self.words])
 
-    def result(self, place: Path, code: int, output: str | None) -> list[Any]:
+    def result(self, place: Path, code: int, output: str) -> list[Any]:
+        """Returns the exit code, what was written, and whether the output, if there is one, is the usual one."""
         from tfopt.exporting.manifest import read_intact_manifest
 
         found: list[Any] = [code]
         if self.wrote and code == 0:
             found.append(read_intact_manifest(place / self.wrote).precision)
-        if self.says and output is not None:
-            found.append(" ".join(STYLES.sub("", output).replace(str(place), "").split()))
+        usual, said = place.with_name("said.txt"), " ".join(output.replace(str(place), "").split())
+        if said and self.says:
+            if not usual.is_file():
+                usual.write_text(said)
+            found.append(said == usual.read_text())
+        else:
+            found.append(True)
         return found
 
 
@@ -101,21 +105,21 @@ def _make(place: Path) -> None:
     (place / "tiny.toml").write_text(TINY)
 
 
-def _judged(command: _Command, place: Path, code: int, output: str | None, errors: str) -> Any:
+def _judged(command: _Command, place: Path, code: int, output: str, errors: str, *, blind: bool = False) -> Any:
     """Returns what a command did, or raises what it said."""
     if "Traceback (most recent call last)" in errors or "Exception ignored" in errors or code in (UNEXPECTED, 120):
         raise RuntimeError(f"exit code {code}: {errors[-400:]}")
     if code < 0:
         raise RuntimeError(f"ended by signal {-code}: {errors[-400:]}")
-    if code == BROKEN_PIPE:
-        raise Said("exit code 141")  # the reader has gone: nobody is left to tell
+    if code == BROKEN_PIPE or (blind and code != 0):
+        raise Said(f"exit code {code}")  # the reader has gone, or is the null device: nobody is left to tell
     last = errors.strip().splitlines()[-1] if errors.strip() else ""
     if code != 0 and last.startswith("tfopt: ") and command.words[-1] not in ("many", "--json"):
         raise Said(last)
     return command.result(place, code, output)
 
 
-def _forked(command: _Command, place: Path, prepare: Callable[[Path], Any]) -> Any:
+def _forked(command: _Command, place: Path, prepare: Callable[[Path], Any], *, blind: bool = False) -> Any:
     """Runs a command in a fork, whose standard streams are files unless `prepare` opens others."""
     out, err = place.with_name("out.txt"), place.with_name("err.txt")
 
@@ -143,7 +147,7 @@ def _forked(command: _Command, place: Path, prepare: Callable[[Path], Any]) -> A
     code = in_fork(act, place.with_name("log.txt"), 200)
     if code is None:
         raise TimeoutError("over 200 s")
-    return _judged(command, place, code, out.read_text(errors="replace") or None, err.read_text(errors="replace"))
+    return _judged(command, place, code, out.read_text(errors="replace"), err.read_text(errors="replace"), blind=blind)
 
 
 def _real(command: _Command, place: Path, words: tuple[str, ...], environment: dict[str, str], shell: str = "") -> Any:
@@ -156,7 +160,7 @@ def _real(command: _Command, place: Path, words: tuple[str, ...], environment: d
         own, cwd=place, env={**ENVIRONMENT, **paths, **environment}, capture_output=True, timeout=250, check=False
     )
     output, errors = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
-    return _judged(command, place, done.returncode, output or None, errors)
+    return _judged(command, place, done.returncode, output, errors)
 
 
 def _opened(number: int, path: str, flags: int = os.O_RDWR) -> Callable[[Path], None]:
@@ -303,6 +307,7 @@ def faults(work: Path, *, share: float = 1.0, only: str = "") -> Iterator[Fault]
             log = work / "commands.log"
             if in_fork(lambda: _make(template), log, 300) != 0:
                 raise SystemExit(f"the artifact could not be made: {log.read_text()[-2000:]}")
+        (work / "said.txt").unlink(missing_ok=True)
         right = expected(
             f"{KIND}: {command.name}",
             lambda place, command=command: _forked(command, place, lambda place: None),  # type: ignore[misc]
@@ -326,7 +331,13 @@ def faults(work: Path, *, share: float = 1.0, only: str = "") -> Iterator[Fault]
 def _acts(command: _Command) -> Iterator[tuple[str, Callable[[Path], Any]]]:
     for how, prepare in IN_FORKS.items():
         if not command.waits or how in COSTLY:
-            yield how, lambda place, prepare=prepare: _forked(command, place, prepare)  # type: ignore[misc]
+            blind = how.startswith(("both outputs", "all three", "standard error"))
+            yield (
+                how,
+                lambda place, prepare=prepare, blind=blind: _forked(  # type: ignore[misc]
+                    command, place, prepare, blind=blind
+                ),
+            )
     if command.words[0] in IN_REAL and command.words[-1] != "--json":
         for how, (words, environment, shell) in REAL.items():
             if not command.waits or how == "env -i":

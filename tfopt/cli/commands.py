@@ -103,20 +103,20 @@ def write_project(directory: str | Path) -> list[Path]:
     if not str(directory).strip():
         raise ConfigError(f"directory must be a path. Received: {str(directory)!r}. '.' is the working directory.")
     folder = Path(directory)
-    if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"directory must be a directory. Received: {folder}, which is a file. Name another one.")
-    found = [name for name in FILES if os.path.lexists(folder / name)]
-    if found:
-        raise ConfigError(
-            f"The directory of a new project must not have its files yet. Received: {folder} with {', '.join(found)}. "
-            "Name another directory."
-        )
     with writing_to(folder), contextlib.ExitStack() as undo:
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"directory must be a directory. Received: {folder}, which is a file. Name another one.")
+        found = [name for name in FILES if os.path.lexists(folder / name)]
+        if found:
+            raise ConfigError(
+                f"The directory of a new project must not have its files yet. Received: {folder} with "
+                f"{', '.join(found)}. Name another directory."
+            )
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in FILES.items():
             new = Path(__file__).with_name("new_project").joinpath(text)
+            undo.callback((folder / name).unlink, missing_ok=True)  # half a project is in the way of another attempt
             write_text(folder / name, new.read_text(encoding="utf-8"))
-            undo.callback((folder / name).unlink, missing_ok=True)  # half a project would be in the way of another try
         undo.pop_all()
     return [folder / name for name in FILES]
 
