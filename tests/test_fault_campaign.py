@@ -15,7 +15,15 @@ CAMPAIGN = Path(__file__).parents[1] / "benchmarks" / "fault_campaign.py"
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("only", "share"),
-    [("files: the newest", 0.1), ("files: schema.json", 0.1), ("files: a worker's timeline", 0.2), ("untrusted", 0.2)],
+    [
+        ("files: the newest", 0.1),
+        ("files: schema.json", 0.1),
+        ("files: a worker's timeline", 0.2),
+        ("untrusted", 0.2),
+        ("disk: a checkpoint", 0.3),
+        ("memory: a checkpoint", 0.8),
+        ("environment: tfopt --help", 0.6),
+    ],
 )
 def test_no_fault_is_silent_hangs_or_ends_in_a_traceback(only, share, tmp_path):
     out = tmp_path / "found.json"

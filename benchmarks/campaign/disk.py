@@ -193,7 +193,7 @@ def _trials(tried: _Tried, seed: int, share: float, mounts: bool) -> Iterator[tu
         count = max(round(count * share), 1)
         return [(number + draw.random()) / count * most for number in range(count)]
 
-    events = [max(round(each), 1) for each in drawn(10, tried.usual.events)]
+    events = sorted({max(round(each), 1) for each in drawn(10, tried.usual.events)})
     if mounts:
         for part in drawn(14, 1.1):
             size = int(part * tried.usual.bytes)
@@ -205,18 +205,22 @@ def _trials(tried: _Tried, seed: int, share: float, mounts: bool) -> Iterator[tu
         yield f"an input/output error at access {event}", tried.with_an_error_at(event)
     for event in events[:: 1 if len(events) < 4 else 3]:
         yield f"the directory is removed at access {event}", tried.removed_at(event)
+    rest = list(_undrawn(tried, mounts))
+    yield from rest[seed % round(1 / min(share, 1)) :: round(1 / min(share, 1))]
+
+
+def _undrawn(tried: _Tried, mounts: bool) -> Iterator[tuple[str, Trial]]:
     if os.geteuid() == 0:
         for files in (True, False):
             what = "files" if files else "directory"
             for mode in (0o500, 0o755):
                 yield f"the {what} of another user, mode {mode:o}", tried.of_somebody_else(mode, files=files)
-    some = [*NAMES.items()]
-    for how, name in some[seed % 3 :: 1 if share >= 1 else 3]:
+    for how, name in NAMES.items():
         yield how, tried.named(name)
     for how, make in TEMPORARY_PLACES.items():
         if mounts or how == "is missing":
             yield f"TMPDIR {how}", tried.in_an_environment(_temporary(make))
-    for how, value in [*HOMES.items()][seed % 3 :: 1 if share >= 1 else 3]:
+    for how, value in HOMES.items():
         yield how, tried.in_an_environment(_home(value))
 
 

@@ -285,12 +285,18 @@ REAL: dict[str, tuple[tuple[str, ...], dict[str, str], str]] = {
     "PYTHONOPTIMIZE=2": ((), {"PYTHONOPTIMIZE": "2"}, ""),
     "-W error": (("-W", "error"), {}, ""),
     "-X dev": (("-X", "dev"), {}, ""),
-    "-P -s -E": (("-s", "-B"), {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "1"}, ""),
     "all three streams are closed by the shell": ((), {}, 'exec "$@" <&- >&- 2>&-'),
     "a reader that leaves": ((), {}, '"$@" | true'),
     "standard output is /dev/full": ((), {}, 'exec "$@" >/dev/full'),
 }
-IN_REAL = ("recipes", "inspect", "export", "bench")  # the first words of what runs in real processes
+MODES = ("PYTHONOPTIMIZE=2", "-W error", "-X dev")
+# An import of TensorFlow takes many seconds, so what reads the environment early is tried where it matters.
+IN_REAL = {
+    "recipes": (*REAL,),
+    "inspect model": ("env -i", *MODES),
+    "export model.keras out": MODES[:2],
+    "verify model": ("env -i",),
+}
 COSTLY = ("all three streams are closed", "standard output is a broken pipe", "a dumb terminal", "no HOME")
 COSTLY += ("a working directory of another user",)
 
@@ -338,12 +344,11 @@ def _acts(command: _Command) -> Iterator[tuple[str, Callable[[Path], Any]]]:
                     command, place, prepare, blind=blind
                 ),
             )
-    if command.words[0] in IN_REAL and command.words[-1] != "--json":
-        for how, (words, environment, shell) in REAL.items():
-            if not command.waits or how == "env -i":
-                yield (
-                    f"{how}, a process of its own",
-                    lambda place, words=words, environment=environment, shell=shell: _real(  # type: ignore[misc]
-                        command, place, words, environment, shell
-                    ),
-                )
+    for how in IN_REAL.get(" ".join(command.words), ()):
+        words, environment, shell = REAL[how]
+        yield (
+            f"{how}, a process of its own",
+            lambda place, words=words, environment=environment, shell=shell: _real(  # type: ignore[misc]
+                command, place, words, environment, shell
+            ),
+        )

@@ -241,13 +241,13 @@ def _trials(writer: Writer, usual: Measured, seed: int, share: float, groups: bo
     for part in drawn(8):
         room = int(2 ** (10 * part) * MIB)  # from 1 MiB to 1 GiB
         yield f"{room // MIB:,} MiB more of addresses", OR_ABORT, _with_memory(writer, usual, room)
-    for part in drawn(6):
-        yield f"{int(part * 14)} more open files", OR_ABORT, _with_files(writer, usual, int(part * 14))
+    for room in sorted({int(part * 14) for part in drawn(6)}):
+        yield f"{room} more open files", OR_ABORT, _with_files(writer, usual, room)
     if groups:
         for part in drawn(3):
             room = int(2 ** (3 + 5 * part) * MIB)  # from 8 to 256 MiB
             yield f"a memory cgroup of {room // MIB:,} MiB", OR_ABORT, _in_a_group(writer, usual, room)
-    if not writer.begins_anew:
+    if not writer.begins_anew and (share >= 0.5 or seed % 2):
         for words, seconds in (("in 10 years", 3650 * DAY_S), ("in 1970", -time.time() + DAY_S)):
             yield f"files dated {words}", EQUAL_OR_WORD, _dated(writer, seconds)
     if share >= 1 and Path(FAKETIME).is_file() and "export to" not in writer.part:
