@@ -18,7 +18,7 @@ from typing import Any
 
 from campaign.fault import EQUAL_OR_WORD, Fault, Said, expected, in_fork
 from campaign.limits import as_anybody, own_mounts, read_only
-from tfopt.cli.exit_codes import BROKEN_PIPE, UNEXPECTED
+from tfopt.cli.exit_codes import BROKEN_PIPE, SUCCESS, UNEXPECTED, WRONG_USE
 
 KIND = "environment"
 ENVIRONMENT = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
@@ -47,12 +47,14 @@ class _Command:
         words: Its words.
         says: Whether it prints the same each time.
         wrote: The artifact that it writes, if it does.
+        usual: Its exit code elsewhere.
         waits: Whether it starts processes of its own, so that it is tried in few environments.
     """
 
     words: tuple[str, ...]
     says: bool = True
     wrote: str = ""
+    usual: int = SUCCESS
     waits: bool = False
 
     @property
@@ -82,10 +84,10 @@ COMMANDS = (
     _Command(words=("models",)),
     _Command(words=("devices",), says=False),
     _Command(words=("run", "digits_cnn", "--help")),
-    _Command(words=("run", "tiny.toml", "--epochs", "many")),
+    _Command(words=("run", "tiny.toml", "--epochs", "many"), usual=WRONG_USE),
     _Command(words=("data", "list")),
     _Command(words=("inspect", "model")),
-    _Command(words=("inspect", "nosuch", "--json")),
+    _Command(words=("inspect", "nosuch", "--json"), usual=WRONG_USE),
     _Command(words=("export", "model.keras", "out"), wrote="out", says=False),
     _Command(words=("verify", "model"), says=False, waits=True),
     _Command(words=("bench", "model", "--seconds", "0.05"), says=False, waits=True),
@@ -111,10 +113,10 @@ def _judged(command: _Command, place: Path, code: int, output: str, errors: str,
         raise RuntimeError(f"exit code {code}: {errors[-400:]}")
     if code < 0:
         raise RuntimeError(f"ended by signal {-code}: {errors[-400:]}")
-    if code == BROKEN_PIPE or (blind and code != 0):
+    if code == BROKEN_PIPE or (blind and code != command.usual):
         raise Said(f"exit code {code}")  # the reader has gone, or is the null device: nobody is left to tell
     last = errors.strip().splitlines()[-1] if errors.strip() else ""
-    if code != 0 and last.startswith("tfopt: ") and command.words[-1] not in ("many", "--json"):
+    if code != command.usual and last.startswith("tfopt: "):
         raise Said(last)
     return command.result(place, code, output)
 

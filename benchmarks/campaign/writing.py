@@ -47,7 +47,7 @@ class Writer:
     goes_on: bool = False
     begins_anew: bool = False
     share: float = 1.0
-    seconds: float = 60.0
+    seconds: float = 240.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -407,7 +407,7 @@ WRITERS = (
     Writer(part="a study", write=_study, read=_read_study, goes_on=True, share=0.5),
     Writer(part="a trial", write=_trial, read=_read_trial, goes_on=True, begins_anew=True, share=0.5),
     Writer(part="a new project", write=_project, read=_read_project, goes_on=True, share=0.5),
-    Writer(part="a run of a recipe", write=_run, read=_read_run, goes_on=True, share=0.2, seconds=200.0),
+    Writer(part="a run of a recipe", write=_run, read=_read_run, goes_on=True, share=0.2, seconds=400.0),
     Writer(part="publish", write=_publish, read=_read_published, share=0.5),
 )
 

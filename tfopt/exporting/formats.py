@@ -5,7 +5,9 @@ A further format is an entry of `FORMATS`, a package with a module `write`, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -15,6 +17,24 @@ from typing import Any
 from tfopt.errors import ConfigError
 
 LOADED = {"ai_edge_litert": "ai_edge_litert.interpreter"}  # the module that loads a package's libraries
+
+TELEMETRY = "ORT_DISABLE_TELEMETRY"
+
+
+@contextmanager
+def _without_telemetry() -> Iterator[None]:
+    """Keeps ONNX Runtime from sending events and leaving files in TMPDIR: it decides as it is imported.
+
+    Whoever has set the variable decides otherwise. It is as before at the end.
+    """
+    if TELEMETRY in os.environ:
+        yield
+        return
+    os.environ[TELEMETRY] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[TELEMETRY]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +90,8 @@ class FileFormat:
         self.check_packages()
         for name in self.packages:
             try:
-                import_module(LOADED.get(name, name))
+                with _without_telemetry():
+                    import_module(LOADED.get(name, name))
             except ImportError as error:
                 raise ConfigError(
                     f"format={self.name!r} needs the packages {', '.join(self.packages)}. Received: an environment in "

@@ -93,6 +93,7 @@ class FitCheckpoints:
         self._position = _Position()
         self._resumed = _Resumed()
         self._saved_step = 0
+        self._ended_an_epoch = False
         self._last_step: dict[str, np.ndarray] = {}  # averaged weights and their averages after the last step
         self._ended: tuple[dict[str, np.ndarray], dict[str, Any]] | None = None  # the checkpoint that `end` saved
 
@@ -211,6 +212,7 @@ class FitCheckpoints:
     def end_epoch(self, epoch: int) -> None:
         """Moves the position to the next epoch. It must be called before other callbacks change the weights."""
         self._position.epoch, self._position.in_epoch = epoch + 1, 0
+        self._ended_an_epoch = True
         averaged = averaged_variables(self._model)
         self._last_step = read_state(self._model, averaged) if averaged else {}
 
@@ -222,7 +224,8 @@ class FitCheckpoints:
 
     def end(self) -> None:
         """Saves the training as its last step left it, and adds the earlier epochs to Keras' history."""
-        if self.step > self._resumed.step:
+        # An epoch may end without a step: a training was stopped after its last step, before the epoch's end was saved.
+        if self.step > self._resumed.step or self._ended_an_epoch:
             self._ended = self._save(stopped_early=bool(self._model.stop_training), averages_are_written=True)
         history = self._model.history
         history.history, history.epoch = self._whole_history()
