@@ -1,6 +1,7 @@
 """A cache on disk is there whole or not at all, and goes when its source has changed."""
 
 import os
+import resource
 
 import pytest
 import tensorflow as tf
@@ -111,3 +112,21 @@ def test_a_directory_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cache_dir must be writable"):
         cached_on_disk(tf.data.Dataset.range(3), tf.square, str(tmp_path / "file" / "inside"), "numbers")
+
+
+@pytest.mark.parametrize("most", [10, 5000])
+def test_a_limit_on_the_size_of_files_is_told_and_nothing_is_left(tmp_path, most):
+    rows = tf.data.Dataset.from_tensor_slices(tf.random.normal((400, 32)))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
+    try:
+        with pytest.raises(ConfigError, match="cache_dir must be writable and have room"):
+            cached_on_disk(rows, tf.square, str(tmp_path), "rows")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not any(tmp_path.iterdir())
+
+
+def test_an_error_of_the_examples_is_not_one_of_the_disk(tmp_path):
+    with pytest.raises(tf.errors.NotFoundError):
+        cached_on_disk(tf.data.Dataset.range(3), lambda n: tf.io.read_file("/nowhere"), str(tmp_path), "rows")

@@ -160,6 +160,15 @@ def test_a_finished_training_is_not_trained_again(two_epochs):
     assert {path: path.stat().st_mtime_ns for path in directory.glob("step-*")} == files
 
 
+def test_the_end_of_an_epoch_is_saved_also_if_the_resumed_training_has_no_step_left(two_epochs, tmp_path):
+    settings = {"epochs": 2, "decay_epochs": 4, "checkpoint_every": STEPS}
+    interrupted(tmp_path, 2 * STEPS, **settings)
+    assert CheckpointStore(tmp_path).load_newest().meta["epoch"] == 1
+    assert_same(train(tmp_path, **settings), two_epochs[1])
+    with pytest.warns(TfoptWarning, match=r"reached epoch 2 of 2 before"):
+        assert_same(train(tmp_path, **settings), two_epochs[1])
+
+
 def test_more_epochs_go_on_from_the_last(two_epochs, tmp_path):
     count = Count()
     directory = shutil.copytree(two_epochs[0], tmp_path / "run")
