@@ -22,7 +22,7 @@ from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from campaign import files, results, strangers, values
+from campaign import concurrency, files, results, signals, strangers, values
 from campaign.fault import Fault, Row, try_out
 
 OUT = Path(__file__).parent / "results" / "fault_campaign.json"
@@ -30,6 +30,8 @@ KINDS = [
     files,
     values,
     strangers,
+    signals,
+    concurrency,
 ]
 
 

@@ -48,6 +48,14 @@ class Said(Exception):
     """The clear word of a report or of a command, which is no exception of tfopt."""
 
 
+class Bad(Exception):
+    """A bad outcome that the act itself has found: its name, and what was found."""
+
+    def __init__(self, outcome: str, what: str) -> None:
+        super().__init__(what)
+        self.outcome = outcome
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fault:
     """One thing that goes wrong.
@@ -193,7 +201,8 @@ def _error(error: BaseException) -> dict[str, Any]:
     )
     last = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{Path(last.filename).name}:{last.lineno}"
-    return {"word": is_word, "text": f"{type(error).__name__}: {error}", "where": where}
+    outcome = WORD if is_word else error.outcome if isinstance(error, Bad) else TRACEBACK
+    return {"outcome": outcome, "text": f"{type(error).__name__}: {error}", "where": where}
 
 
 def _judged(fault: Fault, ended: int | None, answer: Path, log: Path) -> tuple[str, str]:
@@ -209,7 +218,8 @@ def _judged(fault: Fault, ended: int | None, answer: Path, log: Path) -> tuple[s
         error = found["error"]
         if error["text"].startswith(NotFinite.__name__):
             return (WORD, found["words"]) if found["words"] else (SILENT, error["text"])
-        return (WORD, error["text"]) if error["word"] else (TRACEBACK, f"{error['text']} ({error['where']})")
+        where = f" ({error['where']})" if error["outcome"] == TRACEBACK else ""
+        return error["outcome"], error["text"] + where
     if found["digest"] == fault.expected:
         return EQUAL, found["words"]
     if found["words"]:
