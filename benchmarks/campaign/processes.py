@@ -79,7 +79,7 @@ def run(
     strike: Strike | None = None,
     *,
     real: bool = False,
-    meanwhile: Callable[[int], None] = lambda process: None,
+    meanwhile: Callable[[int, Path], None] = lambda process, folder: None,
 ) -> Ended:
     """Runs `python WORDS` in a directory until it ends, and all that it has started.
 
@@ -89,7 +89,7 @@ def run(
         limit_s: The seconds after which it is killed.
         strike: The signal that it gets.
         real: Whether Python really starts; otherwise the program runs in a fork.
-        meanwhile: Is called again and again with the process id.
+        meanwhile: Is called again and again with the process id and the folder of what it prints.
     """
     (place / TMP).mkdir(exist_ok=True)
     adopt()
@@ -98,7 +98,7 @@ def run(
     while code is None and time.monotonic() < begin + limit_s:
         if strike is not None and not struck:
             struck = _struck(strike, process, place, time.monotonic() - begin)
-        meanwhile(process)
+        meanwhile(process, folder)
         time.sleep(POLL_S)
         code = exit_code(process)
     seconds = time.monotonic() - begin

@@ -33,6 +33,7 @@ from campaign.commands import (
 )
 from campaign.fault import EQUAL_OR_WORD, HANG, LOST, TRACEBACK, Bad, Fault, Said, digest, in_fork
 from campaign.processes import Ended, Strike, run
+from campaign.serving import Client, free_port, read
 
 KIND = "signals"
 DRAWS = 20
@@ -58,6 +59,7 @@ class Command:
         writes: Whether it writes under temporary names.
         draws: The number of signals in full.
         real: Whether some signals meet the import of a real interpreter.
+        serves: Whether it serves until a client has read all; PORT in its words is a free port.
     """
 
     part: str
@@ -68,6 +70,7 @@ class Command:
     writes: bool = True
     draws: int = DRAWS
     real: bool = True
+    serves: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +122,16 @@ COMMANDS = (
         words=(*TFOPT, "data", "convert", "digits", "records", "--shards", "4"),
         make=lambda place: None,
         results=records,
+    ),
+    Command(
+        part="data serve",
+        words=(*TFOPT, "data", "serve", "--workers", "2", "--port", "PORT"),
+        make=lambda place: None,
+        results=read,
+        strikes=SIGNALS + OF_CHILDREN,
+        writes=False,
+        serves=True,
+        draws=12,
     ),
     Command(
         part="verify",
@@ -210,7 +223,7 @@ def _undisturbed(command: Command, template: Path, place: Path) -> Undisturbed:
         answer = place.with_name(f"{place.name}.json")
 
         def act(answer: Path = answer) -> None:
-            ended = run(command.words, place, 300)
+            ended = _run(command, place, 300)
             if ended.left or ended.code is None:
                 raise SystemExit(f"{ended}")
             try:
@@ -231,13 +244,24 @@ def _undisturbed(command: Command, template: Path, place: Path) -> Undisturbed:
     return other
 
 
+def _run(command: Command, place: Path, limit_s: float, strike: Strike | None = None, *, real: bool = False) -> Ended:
+    if not command.serves:
+        return run(command.words, place, limit_s, strike, real=real)
+    client = Client(place, free_port())
+    words = [word.replace("PORT", str(client.port)) for word in command.words]
+    try:
+        return run(words, place, limit_s, strike, real=real, meanwhile=client)
+    finally:
+        client.end()
+
+
 def _act(place: Path, command: Command, undisturbed: Undisturbed, strike: Strike, real: bool) -> Any:
-    ended = run(command.words, place, LIMIT_S, strike, real=real)
+    ended = _run(command, place, LIMIT_S, strike, real=real)
     _check_ended(ended, strike)
     check_whole(place)
     said = bool(NAMES_THE_END.search(ended.errors + ended.output))
     if ended.code != undisturbed.code:
-        ended = run(command.words, place, LIMIT_S)
+        ended = _run(command, place, LIMIT_S)
         _check_ended(ended, None)
         check_whole(place)
         if ended.code != undisturbed.code:
