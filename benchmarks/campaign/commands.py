@@ -15,6 +15,8 @@ from campaign.fault import LOST, Bad
 from campaign.processes import TEMPORARY, TMP
 
 TFOPT = ("-m", "tfopt")
+# What Python and TensorFlow write: a killed process of TensorFlow leaves the last.
+OF_OTHERS = (".pyc", "__pycache__", "__autograph_generated_file")
 
 
 def keras_file(place: Path) -> None:
@@ -135,4 +137,4 @@ def check_whole(place: Path) -> None:
 def names_in(place: Path) -> list[str]:
     """Returns the names of all files. What is drawn in a name, such as a moment, counts as one name."""
     names = {re.sub(r"\d{3,}", "#", str(each.relative_to(place))) for each in place.rglob("*")}
-    return sorted(name for name in names if not name.endswith(".pyc") and "__pycache__" not in name)
+    return sorted(name for name in names if not any(word in name for word in OF_OTHERS))

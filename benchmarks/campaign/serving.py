@@ -1,4 +1,4 @@
-"""A training's side of `tfopt data serve`: it reads all examples once the service is ready, and then ends the service."""
+"""A training's side of `tfopt data serve`: reads all examples once the service is ready, and then ends the service."""
 
 from __future__ import annotations
 
@@ -59,9 +59,8 @@ class Client:
             import tensorflow as tf
 
             service = tf.data.experimental.service
-            numbers = tf.data.Dataset.range(COUNT).map(
-                lambda x: x + 0 * tf.cast(tf.reduce_sum(tf.ones([99, 99])), x.dtype)
-            )
+            work = tf.range(10**5, dtype=tf.int64)
+            numbers = tf.data.Dataset.range(COUNT).map(lambda number: number + 0 * tf.reduce_sum(work))
             served = numbers.apply(service.distribute("parallel_epochs", f"grpc://localhost:{self.port}"))
             found = sorted({int(each) for each in served.as_numpy_iterator()})
             (self.place / READ).write_text(json.dumps(found))

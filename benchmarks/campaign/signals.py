@@ -38,7 +38,7 @@ from campaign.serving import Client, free_port, read
 KIND = "signals"
 DRAWS = 20
 IMPORT_S = 5.0  # about how long an interpreter imports
-LIMIT_S = 120.0
+LEAST_LIMIT_S = 120.0  # and eight times what the command takes
 SIGNALS = ((signal.SIGKILL, "it"), (signal.SIGTERM, "it"), (signal.SIGINT, "its group"), (signal.SIGSTOP, "it"))
 OF_CHILDREN = ((signal.SIGKILL, "a child"), (signal.SIGTERM, "a child"), (signal.SIGSTOP, "a child"))
 OF_WORKERS = tuple((number, f"worker {k}") for k in (0, 1) for number in (signal.SIGKILL, signal.SIGTERM))
@@ -82,6 +82,10 @@ class Undisturbed:
     code: int
     seconds: float
 
+    @property
+    def limit_s(self) -> float:
+        return max(LEAST_LIMIT_S, 8 * self.seconds)
+
 
 def _json(*names: str) -> Callable[[Path, str], Any]:
     def results(place: Path, output: str) -> Any:
@@ -89,6 +93,10 @@ def _json(*names: str) -> Callable[[Path, str], Any]:
         return {name: found[name] for name in names}
 
     return results
+
+
+def _largest_batch(place: Path, output: str) -> Any:
+    return json.loads(output)["memory"]["per_replica_batch_size"]
 
 
 def _measured(place: Path, output: str) -> Any:
@@ -107,7 +115,12 @@ COMMANDS = (
         draws=10,
     ),
     Command(
-        part="run", words=(*TFOPT, "run", "mine.toml"), make=recipe, results=artifacts, strikes=SIGNALS + OF_CHILDREN
+        part="run",
+        words=(*TFOPT, "run", "mine.toml"),
+        make=recipe,
+        results=artifacts,
+        strikes=SIGNALS + OF_CHILDREN,
+        draws=12,
     ),
     Command(part="fit with checkpoints", words=("train.py",), make=training_script("'none'", "True"), results=weights),
     Command(
@@ -116,6 +129,7 @@ COMMANDS = (
         make=training_script("'multi_worker'", "plan.is_chief"),
         results=weights,
         strikes=SIGNALS + OF_WORKERS,
+        draws=10,
     ),
     Command(
         part="data convert",
@@ -140,6 +154,7 @@ COMMANDS = (
         results=_json("parity_max_abs_error", "kernels", "weight_count"),
         strikes=SIGNALS + OF_CHILDREN,
         writes=False,
+        draws=16,
     ),
     Command(
         part="bench",
@@ -148,17 +163,19 @@ COMMANDS = (
         results=_measured,
         strikes=SIGNALS + OF_CHILDREN,
         writes=False,
+        draws=10,
     ),
     Command(
         part="tune",
         words=(
             *(*TFOPT, "tune", "--json", "--only", "batch-size", "--no-throughput"),
-            *("--max-batch-size", "2", "--max-trials", "2", "mine.toml"),
+            *("--max-batch-size", "1", "--max-trials", "1", "mine.toml"),
         ),
         make=recipe,
-        results=_json("per_replica_batch_size"),
+        results=_largest_batch,
         strikes=SIGNALS + OF_CHILDREN,
         writes=False,
+        draws=8,
     ),
     Command(
         part="compress",
@@ -166,6 +183,7 @@ COMMANDS = (
         make=recipe,
         results=artifacts,
         strikes=SIGNALS + OF_CHILDREN,
+        draws=6,
     ),
 )
 
@@ -180,7 +198,8 @@ def faults(work: Path, *, share: float = 1.0, only: str = "") -> Iterator[Fault]
         log = work / f"command-{number}.log"
         if in_fork(lambda command=command, template=template: command.make(template), log, 300) != 0:  # type: ignore[misc]
             raise SystemExit(f"{command.part} could not be prepared: {log.read_text()[-2000:]}")
-        undisturbed = _undisturbed(command, template, work / "undisturbed")
+        turns = 2 if share >= 0.5 else 1
+        undisturbed = _undisturbed(command, template, work / "undisturbed", turns)
         for how, strike, real in _strikes(command, undisturbed, max(round(command.draws * share), 1), number):
             yield Fault(
                 kind=KIND,
@@ -191,7 +210,7 @@ def faults(work: Path, *, share: float = 1.0, only: str = "") -> Iterator[Fault]
                 expected=undisturbed.digest,
                 must=EQUAL_OR_WORD,
                 keeps=False,
-                limit_s=2 * LIMIT_S + 60,
+                limit_s=2 * undisturbed.limit_s + 60,
             )
 
 
@@ -214,10 +233,10 @@ def _strikes(command: Command, undisturbed: Undisturbed, count: int, seed: int) 
         yield f"{place + 1}: {number.name} to {whom}, {when}", strike, real
 
 
-def _undisturbed(command: Command, template: Path, place: Path) -> Undisturbed:
-    """Returns what comes out twice. It must be the same, or no difference could be told."""
+def _undisturbed(command: Command, template: Path, place: Path, turns: int) -> Undisturbed:
+    """Returns what comes out each time. It must be the same, or no difference could be told."""
     found = []
-    for _ in range(2):
+    for _ in range(turns):
         shutil.rmtree(place, ignore_errors=True)
         shutil.copytree(template, place)
         answer = place.with_name(f"{place.name}.json")
@@ -237,7 +256,7 @@ def _undisturbed(command: Command, template: Path, place: Path) -> Undisturbed:
             raise SystemExit(f"{command.part} fails without a signal: {log.read_text()[-3000:]}")
         came_out, names, code, seconds = json.loads(answer.read_text())
         found.append(Undisturbed(digest=came_out, names=tuple(names), code=code, seconds=seconds))
-    one, other = found
+    one, other = found[0], found[-1]
     if (one.digest, one.names, one.code) != (other.digest, other.names, other.code):
         raise SystemExit(f"{command.part} differs from call to call without a signal: {one}, {other}")
     print(f"{command.part}: {one.seconds:.1f} s, {other.seconds:.1f} s", flush=True)
@@ -256,12 +275,12 @@ def _run(command: Command, place: Path, limit_s: float, strike: Strike | None = 
 
 
 def _act(place: Path, command: Command, undisturbed: Undisturbed, strike: Strike, real: bool) -> Any:
-    ended = _run(command, place, LIMIT_S, strike, real=real)
+    ended = _run(command, place, undisturbed.limit_s, strike, real=real)
     _check_ended(ended, strike)
     check_whole(place)
     said = bool(NAMES_THE_END.search(ended.errors + ended.output))
     if ended.code != undisturbed.code:
-        ended = _run(command, place, LIMIT_S)
+        ended = _run(command, place, undisturbed.limit_s)
         _check_ended(ended, None)
         check_whole(place)
         if ended.code != undisturbed.code:

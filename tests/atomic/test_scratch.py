@@ -1,5 +1,6 @@
 """Temporary directories end with their process, or with the next one."""
 
+import contextlib
 import os
 import signal
 import tempfile
@@ -17,10 +18,10 @@ def parent(tmp_path, monkeypatch):
 
 
 def test_it_is_removed_at_the_end_also_after_an_error(parent):
-    with pytest.raises(ValueError, match="stop"), scratch_directory() as directory:
+    with contextlib.suppress(ValueError), scratch_directory() as directory:
         (directory / "inner").mkdir()
         assert directory.parent == parent
-        raise ValueError("stop")
+        raise ValueError
     assert not list(parent.iterdir())
 
 
