@@ -30,7 +30,7 @@ import psutil
 PR_SET_CHILD_SUBREAPER = 36
 POLL_S = 0.002
 STOPPED_S = 0.5  # between SIGSTOP and SIGCONT
-GRACE_S = 10.0  # in which the children of a program that has ended must end too
+GRACE_S = 20.0  # in which the children of a program that has ended must end too
 TEMPORARY = re.compile(r"\..*\.(tmp|tfopt)-[0-9a-f]{16,32}")
 TMP = "tmp"  # of the place: TMPDIR of the programs
 

@@ -169,7 +169,7 @@ COMMANDS = (
         part="tune",
         words=(
             *(*TFOPT, "tune", "--json", "--only", "batch-size", "--no-throughput"),
-            *("--max-batch-size", "1", "--max-trials", "1", "mine.toml"),
+            *("--max-batch-size", "1", "--max-trials", "2", "mine.toml"),
         ),
         make=recipe,
         results=_largest_batch,
