@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import multiprocessing.process
 import os
 import random
 import re
@@ -177,6 +178,7 @@ def _become(words: Sequence[str], place: Path, folder: Path, is_ready: int) -> N
         os.dup2(os.open(folder / name, os.O_RDWR | os.O_CREAT, 0o600), number)
     os.environ |= _environment(place)
     tempfile.tempdir = None
+    multiprocessing.process._children.clear()  # what packages have started at their import is not this program's
     signal.signal(signal.SIGINT, signal.default_int_handler)
     warnings.resetwarnings()
     warnings.showwarning = lambda *what, **more: print(warnings.formatwarning(*what[:4]), end="", file=sys.stderr)

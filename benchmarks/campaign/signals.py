@@ -101,7 +101,7 @@ def _largest_batch(place: Path, output: str) -> Any:
 
 def _measured(place: Path, output: str) -> Any:
     found = json.loads(output)
-    return [[each.get("name"), each.get("bytes")] for each in found["rows"]]
+    return [[each["name"], each["format"], each["failure"]] for each in found["models"]]
 
 
 COMMANDS = (
