@@ -22,7 +22,7 @@ from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from campaign import disk, environment, files, memory, results, strangers, values
+from campaign import concurrency, disk, environment, files, memory, results, signals, strangers, values
 from campaign.fault import Fault, Row, try_out
 
 OUT = Path(__file__).parent / "results" / "fault_campaign.json"
@@ -33,6 +33,8 @@ KINDS = [
     disk,
     memory,
     environment,
+    signals,
+    concurrency,
 ]
 
 

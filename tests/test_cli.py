@@ -6,6 +6,8 @@ import os
 import random
 import signal
 import subprocess
+import sys
+import tempfile
 import time
 import warnings
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 import tensorflow as tf
 
 import tfopt
+from tfopt.atomic.scratch import scratch_directory
 from tfopt.cli import COMMANDS, main
 from tfopt.errors import ArtifactError, ConfigError, ExportError, TfoptWarning, TrainingError, UnsupportedModelError
 from tfopt.models import BUILDERS
@@ -213,6 +216,37 @@ def test_each_kind_of_failure_has_its_exit_code_and_one_line(error, code, failin
     described = json.loads(capsys.readouterr().out)["error"]
     assert described["type"] == type(error).__name__
     assert described["exit_code"] == code
+
+
+def test_sigterm_ends_a_command_as_ctrl_c_does(failing, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+    def waiting(words):
+        with scratch_directory():
+            signal.raise_signal(signal.SIGTERM)
+        return 0
+
+    failing(waiting)
+    assert main(["fail"]) == 128 + signal.SIGTERM
+    assert capsys.readouterr().err == "tfopt: ended by SIGTERM\n"
+    assert not list(tmp_path.iterdir())
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_ctrl_c_while_the_command_is_imported_shows_no_traceback():
+    program = """
+import builtins, runpy, signal
+imported = builtins.__import__
+def interrupt(name, *more):
+    if name == "tfopt.cli":
+        signal.raise_signal(signal.SIGINT)
+    return imported(name, *more)
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
+builtins.__import__ = interrupt
+runpy.run_module("tfopt", run_name="__main__")
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
 
 
 def test_a_traceback_is_shown_on_demand_only(failing, capsys):

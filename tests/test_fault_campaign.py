@@ -1,4 +1,4 @@
-"""A part of the fault campaign: every kind of file is damaged, and numbers and strangers' files are tried."""
+"""A part of the fault campaign: damaged files, numbers, strangers' files, signals, and two of a thing at once."""
 
 import json
 import subprocess
@@ -23,6 +23,10 @@ CAMPAIGN = Path(__file__).parents[1] / "benchmarks" / "fault_campaign.py"
         ("disk: a checkpoint", 0.3),
         ("memory: a checkpoint", 0.8),
         ("environment: tfopt --help", 0.6),
+        ("signals: export", 0.2),
+        ("signals: fit with checkpoints", 0.15),
+        ("concurrency: two exports", 0.4),
+        ("concurrency: two caches", 0.4),
     ],
 )
 def test_no_fault_is_silent_hangs_or_ends_in_a_traceback(only, share, tmp_path):
@@ -31,7 +35,7 @@ def test_no_fault_is_silent_hangs_or_ends_in_a_traceback(only, share, tmp_path):
     done = subprocess.run([*map(str, words)], capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(out.read_text())
-    assert found["rows"] > 10
+    assert found["rows"] > (10 if only.startswith(("files", "untrusted")) else 1)
     known = {
         each["how"]
         for each in json.loads((CAMPAIGN.parent / "results" / "fault_campaign.json").read_text())["faults"]

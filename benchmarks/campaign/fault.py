@@ -32,6 +32,10 @@ SILENT, LOST, HANG, TRACEBACK, CRASH = "silent", "lost", "hang", "traceback", "c
 GOOD = (EQUAL, WORD, AS_IT_STANDS)
 OUTCOMES = (*GOOD, SILENT, LOST, HANG, TRACEBACK, CRASH)
 EQUAL_OR_WORD = "equal bits, or a clear word"
+OR_ABORT = (
+    "equal bits, or a clear word; an abort of TensorFlow, which has no other end where its allocator or a thread finds "
+    "no memory, loses nothing: a second attempt gives equal bits"
+)
 A_WORD = "a clear word"
 FINITE = "finite results, or a clear word"
 HARMLESS = "a clear word, or read without the effect"
@@ -48,8 +52,12 @@ class Said(Exception):
     """The clear word of a report or of a command, which is no exception of tfopt."""
 
 
-class Lost(Exception):
-    """A good file has changed, or a temporary one is left: the act has looked itself."""
+class Bad(Exception):
+    """A bad outcome that the act itself has found: its name, and what was found."""
+
+    def __init__(self, outcome: str, what: str) -> None:
+        super().__init__(what)
+        self.outcome = outcome
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +101,14 @@ class Row:
 
     @property
     def is_good(self) -> bool:
-        allowed = {A_WORD: (WORD,), EQUAL_OR_WORD: (EQUAL, WORD), NO_ACCIDENT: GOOD, FINITE: GOOD, HARMLESS: GOOD}
+        allowed = {
+            A_WORD: (WORD,),
+            EQUAL_OR_WORD: (EQUAL, WORD),
+            OR_ABORT: (EQUAL, WORD),
+            NO_ACCIDENT: GOOD,
+            FINITE: GOOD,
+            HARMLESS: GOOD,
+        }
         return self.outcome in allowed.get(self.must, (EQUAL,))
 
 
@@ -198,7 +213,8 @@ def as_error(error: BaseException) -> dict[str, Any]:
     )
     last = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{Path(last.filename).name}:{last.lineno}"
-    return {"word": is_word, "text": f"{type(error).__name__}: {error}", "where": where}
+    outcome = WORD if is_word else error.outcome if isinstance(error, Bad) else TRACEBACK
+    return {"outcome": outcome, "text": f"{type(error).__name__}: {error}", "where": where}
 
 
 def _judged(fault: Fault, ended: int | None, answer: Path, log: Path) -> tuple[str, str]:
@@ -214,9 +230,8 @@ def _judged(fault: Fault, ended: int | None, answer: Path, log: Path) -> tuple[s
         error = found["error"]
         if error["text"].startswith(NotFinite.__name__):
             return (WORD, found["words"]) if found["words"] else (SILENT, error["text"])
-        if error["text"].startswith(f"{Lost.__name__}: "):
-            return LOST, error["text"]
-        return (WORD, error["text"]) if error["word"] else (TRACEBACK, f"{error['text']} ({error['where']})")
+        where = f" ({error['where']})" if error["outcome"] == TRACEBACK else ""
+        return error["outcome"], error["text"] + where
     if found["digest"] == fault.expected:
         return EQUAL, found["words"]
     if found["words"]:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from campaign.fault import EQUAL_OR_WORD, Fault, Lost, Said, as_error, digest, in_fork
+from campaign.fault import EQUAL_OR_WORD, LOST, OR_ABORT, WORD, Bad, Fault, Said, as_error, digest, in_fork
 from campaign.limits import address_space, at_event, limited, open_files
 from campaign.writing import (
     WRITERS,
@@ -38,10 +38,6 @@ from campaign.writing import (
 )
 
 KIND = "memory"
-OR_ABORT = (
-    "equal bits, or a clear word; an abort of TensorFlow, which has no other end where its allocator or a thread finds "
-    "no memory, loses nothing: a second attempt gives equal bits"
-)
 ABORTED = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGKILL)
 MIB = 2**20
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
@@ -75,7 +71,11 @@ def _apart(writer: Writer, usual: Measured, place: Path, fault: Callable[[], Any
             raise RuntimeError(f"exit code {code}: {log.read_text(errors='replace')[-300:]}")
         check_again(writer, disk, failed["text"], usual.digest)
         if answer.is_file():
-            raise Said(failed["text"]) if failed["word"] else RuntimeError(f"{failed['text']} ({failed['where']})")
+            raise (
+                Said(failed["text"])
+                if failed["outcome"] == WORD
+                else RuntimeError(f"{failed['text']} ({failed['where']})")
+            )
         # What a process that was killed has left, the second attempt has removed.
         check_left(writer, disk, {}, None, usual.digest)
         return writer.read(disk)
@@ -190,7 +190,7 @@ def _killed(parent: Callable[[Path], Any], after_s: float) -> Callable[[Path], A
                     return parent(place)
             finally:
                 if (left := [*temporary_files()]) or listing(place_of(place)) != before:
-                    raise Lost(f"left or changed: {left}")
+                    raise Bad(LOST, f"left or changed: {left}")
 
     return act
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from campaign.fault import Lost, digest, expected
+from campaign.fault import LOST, Bad, digest, expected
 from campaign.limits import at_event
 from tfopt.errors import TfoptError
 
@@ -89,7 +89,7 @@ def attempt(
         undo: Ends the fault before the second attempt, where leaving the context does not.
         right: The digest of what a second attempt gives; None if that fails as the first one does.
     Raises:
-        Lost: The earlier state has changed, a temporary file is left, or a second attempt gives something else.
+        Bad: The earlier state has changed, a temporary file is left, or a second attempt gives something else.
         Exception: What the failed attempt has raised, if all that holds.
     """
     before = listing(disk) if disk.is_dir() else {}
@@ -102,7 +102,7 @@ def attempt(
         failure = error
     undo()
     if left := temporary_files() - others:
-        raise Lost(f"left in TMPDIR: {min(left)}")
+        raise Bad(LOST, f"left in TMPDIR: {min(left)}")
     check_left(writer, disk, before, failure, right)
     if failure is None:
         return writer.read(disk)
@@ -123,9 +123,9 @@ def temporary_files() -> set[str]:
 
 
 def check_left(writer: Writer, disk: Path, before: dict[str, str], failure: object, right: str | None) -> None:
-    """Raises Lost if there is a temporary file, or a failure has left neither the earlier state nor the new one."""
+    """Raises Bad if there is a temporary file, or a failure has left neither the earlier state nor the new one."""
     if disk.is_dir() and (left := [path.name for path in disk.rglob("*") if TEMPORARY.search(path.name)]):
-        raise Lost(f"left: {left[0]}, after {failure!r}")
+        raise Bad(LOST, f"left: {left[0]}, after {failure!r}")
     if failure is None or writer.goes_on:
         return
     after = listing(disk) if disk.is_dir() else {}
@@ -133,21 +133,21 @@ def check_left(writer: Writer, disk: Path, before: dict[str, str], failure: obje
         try:
             found = digest(writer.read(disk))
         except Exception as error:
-            raise Lost(f"the earlier state is gone: {error!r}, after {failure!r}") from error
+            raise Bad(LOST, f"the earlier state is gone: {error!r}, after {failure!r}") from error
         if found != right:
             changed = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
-            raise Lost(f"changed, removed or left: {changed[0]}, after {failure!r}")
+            raise Bad(LOST, f"changed, removed or left: {changed[0]}, after {failure!r}")
 
 
 def check_again(writer: Writer, disk: Path, failure: object, right: str) -> None:
-    """Raises Lost unless a second attempt gives the right result."""
+    """Raises Bad unless a second attempt gives the right result."""
     try:
         writer.write(disk, 1)
         again = digest(writer.read(disk))
     except Exception as error:
-        raise Lost(f"a second attempt fails: {error!r}, after {failure!r}") from error
+        raise Bad(LOST, f"a second attempt fails: {error!r}, after {failure!r}") from error
     if again != right:
-        raise Lost(f"a second attempt gives another result, after {failure!r}")
+        raise Bad(LOST, f"a second attempt gives another result, after {failure!r}")
 
 
 def measured(writer: Writer, kind: str, template: Path, place: Path) -> Measured:

@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
+from types import FrameType
 
+from tfopt.child_processes import on_signals
 from tfopt.cli.artifacts import export_command, inspect_command, publish_command, report_command, verify_command
 from tfopt.cli.bench import bench_command
 from tfopt.cli.commands import init_command, run_command
 from tfopt.cli.compress import compress_command
 from tfopt.cli.data import data_command
 from tfopt.cli.devices import devices_command
-from tfopt.cli.exit_codes import BROKEN_PIPE, SUCCESS, WRONG_USE, report_error
+from tfopt.cli.exit_codes import BROKEN_PIPE, SUCCESS, WRONG_USE, Terminated, report_error
 from tfopt.cli.lists import models_command, recipes_command
 from tfopt.cli.preparation import FLAG, code_of_files_allowed
 from tfopt.cli.printing import OutputError, say
@@ -63,9 +67,8 @@ accelerate take these options; doctor, tune and monitor take them before the scr
                 package in the directory of the file and in the working directory
 
 Exit codes: 0 success, 1 the check failed, 2 wrong use, 3 the command could not finish (the disk is full, the loss is
-not finite), 70 unexpected error: a bug in tfopt, 130 interrupted. launch returns the exit code of the worker that
-failed first, accelerate and doctor that of
-the script, monitor that of the program.
+not finite), 70 unexpected error: a bug in tfopt, 130 interrupted, 143 ended by SIGTERM. launch returns the exit code
+of the worker that failed first, accelerate and doctor that of the script, monitor that of the program.
 """
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": run_command,
@@ -158,7 +161,7 @@ def _run(words: list[str]) -> int:
             raise unknown_name("command", words[0], COMMANDS)
         # A script's own warnings stay as Python shows them.
         warns = contextlib.nullcontext() if words[0] in ("accelerate", "doctor") else _one_line_warnings()
-        with warns, code_of_files_allowed(allow_code):
+        with warns, code_of_files_allowed(allow_code), _sigterm_raised(words[0]):
             return COMMANDS[words[0]](words[1:])
     except (BrokenPipeError, OutputError):
         raise
@@ -178,6 +181,18 @@ def _own(words: Sequence[str]) -> Sequence[str]:
         own, _ = split_at_script(list(words[begin:]), DoctorOptions if command == "doctor" else TuneOptions)
         return words[: begin + len(own)]
     return words
+
+
+def _sigterm_raised(command: str) -> contextlib.AbstractContextManager[None]:
+    """Turns SIGTERM into an exception. A script that runs in this process has the signal as it is."""
+    is_main = threading.current_thread() is threading.main_thread()  # Python allows a handler there only
+    if not is_main or command in ("accelerate", "doctor") or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        return contextlib.nullcontext()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    return on_signals([signal.SIGTERM], end)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,8 @@ from pathlib import Path
 from tfopt.cli.printing import OutputError, print_json, say
 from tfopt.errors import ArtifactError, ConfigError, TfoptError, UnsupportedModelError
 
-SUCCESS, CHECK_FAILED, WRONG_USE, NOT_FINISHED, UNEXPECTED, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 70, 130, 141
+SUCCESS, CHECK_FAILED, WRONG_USE, NOT_FINISHED, UNEXPECTED = 0, 1, 2, 3, 70
+INTERRUPTED, BROKEN_PIPE, TERMINATED = 130, 141, 143  # 128 and the number of the signal
 LONGEST_MESSAGE = 300
 # Errors of the operating system that come from the machine (a full disk, no memory, no permission) and not from a bug
 # in tfopt.
@@ -31,6 +32,10 @@ OF_THE_MACHINE = (
 # Errors of a path that was given: it is too long, it leads in a circle, a part of it is a file, it is missing.
 OF_A_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOENT, errno.ENOTEMPTY)
 NO_PATH = ("embedded null byte", "Symlink loop")  # what pathlib says of other such paths
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM has come. It ends a command as Ctrl-C does: nothing temporary is left."""
 
 
 class CheckError(Exception):
@@ -64,8 +69,8 @@ def report_error(error: BaseException, *, as_json: bool, show_traceback: bool) -
         print_json({"error": {"type": kind, "message": message, "exit_code": code}})
     if show_traceback:
         traceback.print_exception(error)
-    if code == INTERRUPTED:
-        message = "interrupted"
+    if code in (INTERRUPTED, TERMINATED):
+        message = "interrupted" if code == INTERRUPTED else "ended by SIGTERM"
     elif isinstance(error, OutputError):
         message = f"the output could not be written, so the result is not known: {message}"
     elif code == WRONG_USE and _is_of_a_path(error):
@@ -81,7 +86,7 @@ def report_error(error: BaseException, *, as_json: bool, show_traceback: bool) -
 
 def _exit_code(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED
+        return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
     if isinstance(error, CheckError):
         return CHECK_FAILED
     if isinstance(error, ConfigError | UnsupportedModelError | ArtifactError):

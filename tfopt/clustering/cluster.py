@@ -11,6 +11,7 @@ import numpy as np
 from tfopt.clustering.clusters import attach_clusters
 from tfopt.clustering.config import ClusteringConfig
 from tfopt.clustering.kmeans import cluster_values
+from tfopt.compat.forks import check_not_forked
 from tfopt.compat.kinds import is_tf_keras
 from tfopt.compat.replace import forget
 from tfopt.errors import UnsupportedModelError, warn
@@ -55,6 +56,7 @@ def cluster(model: Any, config: ClusteringConfig | None = None) -> PassReport:
     Reference:
         Han, Mao & Dally, "Deep Compression", ICLR 2016, arXiv:1510.00149.
     """
+    check_not_forked()
     config = ClusteringConfig() if config is None else config
     check_type("config", config, ClusteringConfig, "Pass for example tfopt.ClusteringConfig(clusters=32).")
     if is_tf_keras(model):

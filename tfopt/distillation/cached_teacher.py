@@ -25,6 +25,7 @@ from tfopt.atomic.checked_json import EDITED, is_as_written, with_checksum
 from tfopt.atomic.directories import exclusive
 from tfopt.atomic.files import read_stored
 from tfopt.atomic.own_files import json_with, write_own
+from tfopt.compat.forks import check_not_forked
 from tfopt.data.augment.augmentation import LABELS, OF_TEACHER
 from tfopt.data.examples import Examples
 from tfopt.data.files.tfrecord import tfrecord
@@ -136,6 +137,7 @@ def cache_teacher(
         >>> cached.examples.element_spec[1]["teacher_outputs"]["output_0"]
         TensorSpec(shape=(3,), dtype=tf.float16, name=None)
     """
+    check_not_forked()
     check_type("examples", examples, Examples, "Pass for example tfopt.data.arrays(x, y).")
     check_value("top_k", top_k, Annotated[int, Ge(1)] | None)
     check_value("dtype", dtype, Literal["float16", "float32"])

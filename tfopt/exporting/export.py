@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
@@ -16,6 +15,7 @@ import tensorflow as tf
 
 from tfopt.atomic.checked_json import with_checksum
 from tfopt.atomic.directories import MARK, check_target, staged_directory
+from tfopt.atomic.scratch import scratch_directory
 from tfopt.errors import ConfigError, TfoptError, UnsupportedModelError, warn
 from tfopt.exporting.config import DEFAULT_SIGNATURE, ExportConfig, Format, Formats
 from tfopt.exporting.formats import FORMATS, SAVED_MODEL, has_model
@@ -242,8 +242,8 @@ def check_export(model: Any, config: ExportConfig, calibration_data: Any) -> Non
     FORMATS[config.format].import_packages()
     lowered, check = _lower_and_record(model, config, calibration_data, None)
     if config.format != SAVED_MODEL:  # the conversion may know no equivalent of an op
-        with tempfile.TemporaryDirectory(prefix="tfopt-") as directory:
-            _write(lowered, Path(directory), check, config, values=config.precision != "int8")
+        with scratch_directory() as directory:
+            _write(lowered, directory, check, config, values=config.precision != "int8")
 
 
 def _lower_and_record(

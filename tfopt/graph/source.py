@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfopt.compat.forks import check_not_forked
 from tfopt.compat.layers import called_in_training, input_signature, layers_inside
 from tfopt.compat.plain import plain_operations
 from tfopt.compat.tensorflow import leaves_with_paths, with_constants
@@ -66,6 +67,7 @@ def freeze(
         >>> list(frozen.inputs), list(frozen.outputs)
         (['keras_tensor...'], ['output_0'])
     """
+    check_not_forked()
     if isinstance(source, (str, Path)) and Path(source).suffix == ".keras":
         source = load_keras(Path(source), trusted)
     if isinstance(source, (str, Path)):

@@ -6,13 +6,13 @@ become x * scale + offset, the form in which a Keras 3 model has them.
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from tfopt.atomic.scratch import scratch_directory
 from tfopt.compat.kinds import is_tf_keras
 from tfopt.errors import UnsupportedModelError
 from tfopt.graph.edit import FLOAT32, GraphEditor, attribute, is_nhwc
@@ -45,8 +45,8 @@ def _freeze_tf_keras(model: Any, trusted: bool) -> FrozenGraph:
 
     function = tf.function(serve, autograph=False).get_concrete_function(*specs)
     check_graph(function.graph.as_graph_def(), model.name, trusted=trusted)
-    with tempfile.TemporaryDirectory() as directory:
-        tf.saved_model.save(model, directory, signatures=function)
+    with scratch_directory() as directory:
+        tf.saved_model.save(model, str(directory), signatures=function)
         graph = freeze(directory, fold=False, trusted=True)
     return replace(_decompose_batch_norms(graph), name=model.name)
 

@@ -13,7 +13,6 @@ A layer may keep state in yet another place. Then no copy can be right, and `che
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ import keras
 import tensorflow as tf
 from keras import layers
 
+from tfopt.atomic.scratch import scratch_directory
 from tfopt.compat.layers import functional_class, history, layers_inside, run_through_graph
 from tfopt.compat.tensorflow import strategy_of
 from tfopt.errors import UnsupportedLayerError, UnsupportedModelError
@@ -219,9 +219,9 @@ def _copy_own_state(old: Any, new: Any, part: Part) -> None:
                 {key: part(each, each.numpy()) if hasattr(each, "constraint") else each for key, each in store.items()}
             )
         if assets:
-            with tempfile.TemporaryDirectory() as directory:
-                old.save_assets(directory)
-                new.load_assets(directory)
+            with scratch_directory() as directory:
+                old.save_assets(str(directory))
+                new.load_assets(str(directory))
         made = _untracked(new)
         for place, each in untracked.items():
             own = made.get(place)

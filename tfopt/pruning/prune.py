@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from keras import ops
 
+from tfopt.compat.forks import check_not_forked
 from tfopt.compat.kinds import is_tf_keras
 from tfopt.compat.replace import forget
 from tfopt.errors import ConfigError, warn
@@ -73,6 +74,7 @@ def prune(model: Any, config: PruningConfig | None = None, data: Any = None, *, 
     Reference:
         Zhu & Gupta, "To prune, or not to prune", arXiv:1710.01878.
     """
+    check_not_forked()
     config = PruningConfig() if config is None else config
     check_type("config", config, PruningConfig, PASS_A_CONFIG)
     if is_tf_keras(model):

@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from tfopt.compat.forks import check_not_forked
 from tfopt.compat.kinds import check_keras_3
 from tfopt.compat.layers import layers_inside
 from tfopt.compat.optimizers import inner_optimizer
@@ -97,6 +98,7 @@ def compile(
           changed  sequential... (Sequential): trains by tfopt's step
         >>> history = model.fit(decided.pipeline((np.zeros((8, 4)), np.zeros((8, 1)))), verbose=0)
     """
+    check_not_forked()
     _check_model(model, plan)
     _check_options(plan, optimizer, loss, options)
     own_step = type(model).train_step is not keras.Model.train_step

@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfopt import data
+from tfopt.compat.forks import check_not_forked
 from tfopt.data import DataConfig, EpochCounter
 from tfopt.data.config import pipeline_settings
 from tfopt.errors import ConfigError, warn
@@ -189,6 +190,7 @@ def plan(config: TrainingConfig | HasTraining | None = None, hardware: Hardware 
         >>> decided.steps_per_execution, decided.decisions[0].reason
         (4, 'as asked')
     """
+    check_not_forked()
     config = config or TrainingConfig()
     settings = config if isinstance(config, TrainingConfig) else getattr(config, "training", None)
     if not isinstance(settings, TrainingConfig):

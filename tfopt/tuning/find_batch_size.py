@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import keras
 
 from tfopt.atomic.directories import exclusive
 from tfopt.atomic.own_files import check_replaceable, write_own
+from tfopt.atomic.scratch import scratch_directory
 from tfopt.errors import ConfigError
 from tfopt.recipe import Recipe
 from tfopt.report import Decision
@@ -106,7 +106,7 @@ def find_script_batch_size(
 def _folder(directory: str | Path | None) -> Iterator[Path]:
     with contextlib.ExitStack() as scopes:
         if directory is None:
-            yield Path(scopes.enter_context(tempfile.TemporaryDirectory(prefix="tfopt_batch_size_")))
+            yield scopes.enter_context(scratch_directory())
             return
         folder = Path(directory)
         scopes.enter_context(exclusive(folder))

@@ -430,6 +430,21 @@ def test_a_process_that_hangs_is_ended_and_one_that_goes_on_is_not(endless):
         assert process._process.wait() == -signal.SIGKILL
 
 
+@pytest.mark.slow
+def test_the_process_ends_with_its_parent_also_in_a_call(endless):
+    program = """
+import sys, numpy as np
+from tfopt.exporting import SavedModelProcess
+with SavedModelProcess(sys.argv[1]) as process:
+    print(process._process.pid, flush=True)
+    process.predict({"x": np.ones(1, "float32")})
+"""
+    with subprocess.Popen([sys.executable, "-c", program, endless], stdout=subprocess.PIPE) as parent:
+        serving = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    serving.wait(60)  # it raises psutil.TimeoutExpired
+
+
 def test_a_damaged_saved_model(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "saved_model.pb").write_bytes(b"garbage")

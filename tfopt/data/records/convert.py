@@ -21,6 +21,7 @@ import tensorflow as tf
 from tfopt.atomic.directories import exclusive
 from tfopt.atomic.files import TEMPORARY_SUFFIX, flush_to_disk
 from tfopt.atomic.own_files import check_replaceable
+from tfopt.compat.forks import check_not_forked
 from tfopt.compat.tensorflow import words_of
 from tfopt.data.examples import SPLITS, Examples, Split
 from tfopt.data.records.encoding import features_of, flatten, serialize, structure_of
@@ -116,6 +117,7 @@ def convert(
         ...     print(convert(SOURCES["digits"](image_size=8).limit(100), Path(directory, "digits"), shards=2))
         /...digits: train 100 in 2, test 100 in 2 files, ... bytes.
     """
+    check_not_forked()
     if compression not in ("", "GZIP"):
         raise ConfigError(f"compression must be '' or 'GZIP'. Received: compression={compression!r}.")
     if shards != "auto" and (isinstance(shards, bool) or not isinstance(shards, int) or not 1 <= shards <= 99_999):

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import atexit
 import itertools
-import shutil
-import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tfopt.atomic.scratch import scratch_directory
 from tfopt.data.records.frames import READ_BYTES, Frame, frames_of, good_records
 from tfopt.data.records.schema import Shard, file_checksums, start_checksum
 from tfopt.errors import ConfigError
@@ -163,8 +163,9 @@ def _repaired(path: Path, shard: Shard, allowed: int, compression: str) -> tuple
         good = good_records(path, compression)
         return path, good, f"Nothing can be read from record {good} on, because the file is compressed."
     frames = frames_of(path)
-    folder = Path(tempfile.mkdtemp(prefix="tfopt-records-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    stack = ExitStack()
+    folder = stack.enter_context(scratch_directory())
+    atexit.register(stack.close)
     damaged: list[int] = []
     start = 0
     rest, copy = folder / "rest", folder / path.name

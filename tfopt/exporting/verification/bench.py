@@ -7,7 +7,6 @@ idle while another has its turn. A model that fails says why in its row, and the
 from __future__ import annotations
 
 import math
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -17,6 +16,7 @@ from typing import Annotated, Any
 import numpy as np
 from annotated_types import Ge, Lt, MinLen
 
+from tfopt.atomic.scratch import scratch_directory
 from tfopt.errors import ArtifactError, ConfigError
 from tfopt.exporting.config import DEFAULT_SIGNATURE
 from tfopt.exporting.verification.candidate import Candidate
@@ -112,7 +112,7 @@ def benchmark(
     first = _baseline(found, baseline)
     given = _given(inputs)
     with ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tfopt-")))
+        directory = stack.enter_context(scratch_directory())
         for number, each in enumerate(found):
             on_step(f"loading {each.path}")
             with each.noting_failure():

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from typing import Any, Self
 import numpy as np
 import tensorflow as tf
 
+from tfopt.atomic.scratch import scratch_directory
 from tfopt.child_processes import signal_group
 from tfopt.errors import ArtifactError, TfoptError
 from tfopt.exporting.formats import SAVED_MODEL, format_of
@@ -103,23 +103,23 @@ class RuntimeProcess:
 
     def __enter__(self) -> Self:
         self._check()
-        self._directory = tempfile.TemporaryDirectory(prefix="tfopt-")
-        self._log = Path(self._directory.name, "stderr").open("wb")
-        words, settings = self._command()
-        self._process = subprocess.Popen(
-            words,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,  # a pipe that nobody reads would fill up and stop the process
-            text=True,
-            process_group=0,  # a group, so that its own child processes end with it
-            **settings,
-        )
-        try:
+        with ExitStack() as stack:
+            self._directory = stack.enter_context(scratch_directory())
+            self._log = stack.enter_context((self._directory / "stderr").open("wb"))
+            words, settings = self._command()
+            settings["env"]["TMPDIR"] = str(self._directory)  # what a killed process leaves there goes with it
+            self._process = subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,  # a pipe that nobody reads would fill up and stop the process
+                text=True,
+                process_group=0,  # a group, so that its own child processes end with it
+                **settings,
+            )
+            stack.callback(self._end)
             self.loaded = self._ask(do="load", path=str(self.format.model(self.path.absolute())), **self._options())
-        except BaseException:
-            self.close()
-            raise
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(
@@ -141,10 +141,11 @@ class RuntimeProcess:
         """Refuses what must not be run."""
 
     def close(self) -> None:
+        self._stack.close()
+
+    def _end(self) -> None:
         self._kill()
         self._process.communicate()
-        self._log.close()
-        self._directory.cleanup()
 
     def _kill(self) -> None:
         if self._process.returncode is None:  # otherwise another process may have its id
@@ -167,7 +168,7 @@ class RuntimeProcess:
 
     def predict(self, inputs: Mapping[str, np.ndarray], batch_size: int = 32) -> dict[str, np.ndarray]:
         """Returns the outputs by name for all examples, in calls of `batch_size` or of the model's fixed size."""
-        target = Path(self._directory.name, "outputs.npz")
+        target = self._directory / "outputs.npz"
         self._ask(do="predict", inputs=self._store(inputs), outputs=str(target), batch_size=batch_size)
         with np.load(target) as arrays:
             return {name.removeprefix(NAMED): arrays[name] for name in arrays.files}
@@ -183,7 +184,7 @@ class RuntimeProcess:
         )
 
     def _store(self, inputs: Mapping[str, Any]) -> str:
-        target = Path(self._directory.name, "inputs.npz")
+        target = self._directory / "inputs.npz"
         with target.open("wb") as file:
             values = {NAMED + self.renamed.get(name, name): plain_strings(value) for name, value in inputs.items()}
             np.savez(file, **values)

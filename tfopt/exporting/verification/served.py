@@ -12,16 +12,26 @@ import importlib.util
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+
+def end_with(parent: int) -> None:
+    """Ends this process when its parent has ended, also if that was killed while this one imports or computes."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
+
+
 if __name__ == "__main__":
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     sys.path[:] = json.loads(sys.argv[1])  # where the caller finds the runtime
 
-import numpy as np
+import numpy as np  # noqa: E402 - it ends with its parent from the first line on
 
 NAMED = "="  # as in process.py
 ALIVE_S = 1.0  # the time between two lines that show that the process is alive

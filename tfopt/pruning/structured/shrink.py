@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfopt.compat.forks import check_not_forked
 from tfopt.compat.kinds import check_keras_3
 from tfopt.errors import ConfigError, UnsupportedModelError, warn
 from tfopt.models.copying import Rebuild, copy_model, is_plain, on_devices_of, plain_copy
@@ -86,6 +87,7 @@ def shrink(
     Reference:
         Fang et al., "DepGraph: Towards Any Structural Pruning", CVPR 2023, arXiv:2301.12900.
     """
+    check_not_forked()
     config = StructuredPruningConfig() if config is None else config
     check_type("config", config, StructuredPruningConfig, "Pass for example tfopt.StructuredPruningConfig(ratio=0.5).")
     channels, groups, skipped = find_groups(model, config)
