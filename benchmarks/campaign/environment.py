@@ -146,7 +146,7 @@ def _forked(command: _Command, place: Path, prepare: Callable[[Path], Any], *, b
 
     for path in (out, err):
         path.write_text("")
-    code = in_fork(act, place.with_name("log.txt"), 200)
+    code = in_fork(act, place.with_name("log.txt"), 400)
     if code is None:
         raise TimeoutError("over 200 s")
     return _judged(command, place, code, out.read_text(errors="replace"), err.read_text(errors="replace"), blind=blind)
@@ -159,7 +159,7 @@ def _real(command: _Command, place: Path, words: tuple[str, ...], environment: d
         own = ["/bin/sh", "-c", shell, "sh", *own]
     paths = {"PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run(
-        own, cwd=place, env={**ENVIRONMENT, **paths, **environment}, capture_output=True, timeout=250, check=False
+        own, cwd=place, env={**ENVIRONMENT, **paths, **environment}, capture_output=True, timeout=600, check=False
     )
     output, errors = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
     return _judged(command, place, done.returncode, output, errors)
@@ -332,7 +332,7 @@ def faults(work: Path, *, share: float = 1.0, only: str = "") -> Iterator[Fault]
                 expected=right,
                 must=EQUAL_OR_WORD,
                 keeps=False,
-                limit_s=260,
+                limit_s=620,
             )
 
 

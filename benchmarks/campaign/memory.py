@@ -89,22 +89,40 @@ def _with_files(writer: Writer, usual: Measured, room: int) -> Callable[[Path], 
     return lambda place: _apart(writer, usual, place, lambda: limited(resource.RLIMIT_NOFILE, open_files() + room))
 
 
+def _groups() -> Path:
+    """Returns the directory in which this process may make memory cgroups."""
+    lines = Path("/proc/self/cgroup").read_text().splitlines()
+    own = next((line.split(":")[2] for line in lines if line.split(":")[1] == "memory"), "")
+    return Path("/sys/fs/cgroup/memory") / own.strip("/")
+
+
 @contextlib.contextmanager
 def _group(room: int) -> Iterator[None]:
     """Puts this process into a memory cgroup, whose kernel ends what takes more."""
-    top = next(line.split(":")[2] for line in Path("/proc/self/cgroup").read_text().splitlines() if "memory" in line)
-    group = Path("/sys/fs/cgroup/memory") / top.strip("/") / f"campaign-{os.getpid()}"
+    group = _groups() / f"campaign-{os.getpid()}"
     group.mkdir()
     (group / "memory.limit_in_bytes").write_text(str(room))
     (group / "cgroup.procs").write_text(str(os.getpid()))
     yield
 
 
+def _remove_groups() -> None:
+    for group in _groups().glob("campaign-*"):
+        with contextlib.suppress(OSError):  # another campaign is in it
+            group.rmdir()
+
+
 def _in_a_group(writer: Writer, usual: Measured, room: int) -> Callable[[Path], Any]:
-    return lambda place: _apart(writer, usual, place, lambda: _group(room))
+    def act(place: Path) -> Any:
+        try:
+            return _apart(writer, usual, place, lambda: _group(room))
+        finally:
+            _remove_groups()
+
+    return act
 
 
-def _groups() -> None:
+def _try_a_group() -> None:
     with _group(1024 * MIB):
         pass
 
@@ -258,7 +276,8 @@ def _trials(writer: Writer, usual: Measured, seed: int, share: float, groups: bo
 def faults(work: Path, *, share: float = 1.0, only: str = "") -> Iterator[Fault]:
     """Yields the faults of each writer; with a share below 1 as many fewer of those that are drawn."""
     log = work / "groups.log"
-    groups = in_fork(_groups, log, 60) == 0
+    groups = in_fork(_try_a_group, log, 60) == 0
+    _remove_groups()
     if not groups:
         print(f"no memory cgroups here: {log.read_text().splitlines()[-1]}", file=sys.stderr)
     for number, writer in enumerate(WRITERS):
