@@ -291,14 +291,8 @@ REAL: dict[str, tuple[tuple[str, ...], dict[str, str], str]] = {
     "a reader that leaves": ((), {}, '"$@" | true'),
     "standard output is /dev/full": ((), {}, 'exec "$@" >/dev/full'),
 }
-MODES = ("PYTHONOPTIMIZE=2", "-W error", "-X dev")
 # An import of TensorFlow takes many seconds, so what reads the environment early is tried where it matters.
-IN_REAL = {
-    "recipes": (*REAL,),
-    "inspect model": ("env -i", *MODES),
-    "export model.keras out": MODES[:2],
-    "verify model": ("env -i",),
-}
+IN_REAL = {"recipes": (*REAL,), "inspect model": ("env -i", "PYTHONOPTIMIZE=2", "-W error")}
 COSTLY = ("all three streams are closed", "standard output is a broken pipe", "a dumb terminal", "no HOME")
 COSTLY += ("a working directory of another user",)
 
