@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.cli.exit_codes import OF_A_PATH, OF_THE_MACHINE
+from tfopt.cli.exit_codes import NO_THREAD, OF_A_PATH, OF_THE_MACHINE
 from tfopt.errors import TfoptError, TfoptWarning
 
 EQUAL, WORD, AS_IT_STANDS = "equal bits", "clear word", "as it stands"
@@ -208,8 +208,10 @@ def _trial(fault: Fault, place: Path, answer: Path) -> None:
 
 def as_error(error: BaseException) -> dict[str, Any]:
     """Returns what an error says, where it was raised, and whether it is a clear word."""
-    is_word = isinstance(error, TfoptError | MemoryError | Said) or (
-        isinstance(error, OSError) and error.errno in (*OF_THE_MACHINE, *OF_A_PATH, errno.EFBIG)
+    is_word = (
+        isinstance(error, TfoptError | MemoryError | Said)
+        or (isinstance(error, OSError) and error.errno in (*OF_THE_MACHINE, *OF_A_PATH, errno.EFBIG))
+        or (isinstance(error, RuntimeError) and str(error) == NO_THREAD)
     )
     last = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{Path(last.filename).name}:{last.lineno}"

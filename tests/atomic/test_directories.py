@@ -5,6 +5,7 @@ The artifacts are hand-made, so that hundreds of replacements take a second.
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
@@ -242,3 +243,22 @@ def test_a_name_that_is_no_utf_8_is_refused_before_the_work(tmp_path):
     with pytest.raises(ExportError, match="text in UTF-8"):
         check_target(tmp_path / "out\udcff")
     check_target(tmp_path / "out é")
+
+
+def test_nothing_is_left_where_the_process_has_too_many_open_files(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    def write_with_one_file_left():
+        with staged_directory(tmp_path / "artifact") as new:
+            (new / "variables" / "shards").mkdir(parents=True)
+            (new / "variables" / "shards" / "0").write_text("weights")
+            with Path(os.devnull).open() as free:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (free.fileno(), limits[1]))
+            (new / "manifest.json").write_text("{}")
+
+    try:
+        with pytest.raises(ExportError, match="Too many open files"):
+            write_with_one_file_left()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert list(tmp_path.iterdir()) == []

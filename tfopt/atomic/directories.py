@@ -213,6 +213,8 @@ def _work_directory(final: Path) -> Iterator[Path]:
     finally:
         _discard(work, final)
         lock.close()
+        if work.exists():
+            _remove_with_one_file(work)
 
 
 def _take_lock(work: Path, *, just_made: bool = False) -> IO[bytes] | None:
@@ -281,6 +283,18 @@ def _discard(work: Path, final: Path) -> None:
     if (work / OLD).exists() and not final.exists():
         (work / OLD).rename(final)
     shutil.rmtree(work, ignore_errors=True)
+
+
+def _remove_with_one_file(work: Path) -> None:
+    """Removes a directory where the process has too many open files: shutil opens one for each level at once."""
+    with suppress(OSError):
+        for folder, folders, files in os.walk(work, topdown=False):
+            for name in files:
+                Path(folder, name).unlink(missing_ok=True)
+            for name in folders:
+                path = Path(folder, name)
+                path.unlink() if path.is_symlink() else path.rmdir()
+        work.rmdir()
 
 
 def _clear_leftovers(final: Path) -> None:

@@ -31,6 +31,7 @@ OF_THE_MACHINE = (
 )
 # Errors of a path that was given: it is too long, it leads in a circle, a part of it is a file, it is missing.
 OF_A_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOENT, errno.ENOTEMPTY)
+NO_THREAD = "can't start new thread"  # Python's RuntimeError where memory or the number of processes is limited
 NO_PATH = ("embedded null byte", "Symlink loop")  # what pathlib says of other such paths
 
 
@@ -91,7 +92,11 @@ def _exit_code(error: BaseException) -> int:
         return CHECK_FAILED
     if isinstance(error, ConfigError | UnsupportedModelError | ArtifactError):
         return WRONG_USE  # the same command fails again, however often it is tried
-    of_the_machine = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in OF_THE_MACHINE)
+    of_the_machine = (
+        isinstance(error, MemoryError)
+        or (isinstance(error, OSError) and error.errno in OF_THE_MACHINE)
+        or (isinstance(error, RuntimeError) and str(error) == NO_THREAD)
+    )
     if of_the_machine or isinstance(error, TfoptError | OutputError):
         return NOT_FINISHED
     return WRONG_USE if _is_of_a_path(error) or _own_code(error) is not None else UNEXPECTED
