@@ -83,7 +83,6 @@ COMMANDS = (
     _Command(words=("recipes",)),
     _Command(words=("models",)),
     _Command(words=("devices",), says=False),
-    _Command(words=("run", "digits_cnn", "--help")),
     _Command(words=("run", "tiny.toml", "--epochs", "many"), usual=WRONG_USE),
     _Command(words=("data", "list")),
     _Command(words=("inspect", "model")),
