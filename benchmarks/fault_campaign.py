@@ -20,11 +20,11 @@ from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from campaign import files, strangers, values
+from campaign import files, power, strangers, values
 from campaign.fault import GOOD, Fault, Row, as_rows, try_out
 
 OUT = Path(__file__).parent / "results" / "fault_campaign.json"
-KINDS = (files, values, strangers)
+KINDS = (files, power, values, strangers)
 
 
 def run(work: Path, *, share: float = 1.0, only: str = "", kinds: Sequence = KINDS, verbose: bool = False) -> list[Row]:
