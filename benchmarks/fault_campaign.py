@@ -1,17 +1,21 @@
 """Makes faults on purpose, and writes what tfopt made of each to results/fault_campaign.json; docs/reliability.md.
 
-python benchmarks/fault_campaign.py                       all faults
-python benchmarks/fault_campaign.py --only "a recipe"     those whose kind or part has these words; nothing is written
-python benchmarks/fault_campaign.py --share 0.1           a tenth of those that are drawn; nothing is written
+python benchmarks/fault_campaign.py                       all faults, recorded
+python benchmarks/fault_campaign.py --only files          one kind, recorded in place of its earlier outcomes
+python benchmarks/fault_campaign.py --only "a recipe"     those whose part has these words; nothing is recorded
+python benchmarks/fault_campaign.py --share 0.1           a tenth of those that are drawn; nothing is recorded
+--record                                                  records these too: a kind's share stands in the results
+--out FILE                                                records in another file, which is written anew
+--merge FILE                                              tries nothing, and records the kinds that such a file holds
+--planted                                                 removes one guard after the other, which must be found;
+                                                          recorded in results/planted_guards.json
 """
 
 from __future__ import annotations
 
 import argparse
 import collections
-import json
 import os
-import re
 import shutil
 import tempfile
 import time
@@ -20,11 +24,17 @@ from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from campaign import files, power, strangers, values
-from campaign.fault import GOOD, Fault, Row, as_rows, try_out
+from campaign import files, planted, power, results, strangers, values
+from campaign.fault import Fault, Row, try_out
 
 OUT = Path(__file__).parent / "results" / "fault_campaign.json"
-KINDS = (files, power, values, strangers)
+PLANTED = OUT.with_name("planted_guards.json")
+KINDS = [
+    files,
+    power,
+    values,
+    strangers,
+]
 
 
 def run(work: Path, *, share: float = 1.0, only: str = "", kinds: Sequence = KINDS, verbose: bool = False) -> list[Row]:
@@ -63,46 +73,36 @@ def import_all() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="")
     parser.add_argument("--share", type=float, default=1.0)
+    parser.add_argument("--record", action="store_true")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--merge", type=Path)
+    parser.add_argument("--planted", action="store_true")
     options = parser.parse_args()
-    started = time.monotonic()
-    import_all()
+    whole = [kind.KIND for kind in KINDS if options.only in ("", kind.KIND)]
+    if options.merge:
+        found = results.of_kinds(whole, results.read(options.merge))
+        results.write(results.merged(results.read(OUT), found, whole=found["kinds"]), OUT)
+        return
     work = Path(tempfile.mkdtemp(prefix="campaign-"))
     try:
+        if options.planted:
+            planted.main(work, options.only, options.out or PLANTED)
+            return
+        started = time.monotonic()
+        import_all()
         rows = run(work, share=options.share, only=options.only, verbose=True)
     finally:
         shutil.rmtree(work, ignore_errors=True)
     counts = collections.Counter(row.outcome for row in rows)
     print(f"{len(rows)} faults in {time.monotonic() - started:.0f} s: {dict(counts)}")
-    if options.out or (not options.only and options.share == 1):
-        write(rows, options.out or OUT)
-
-
-def write(rows: Sequence[Row], out: Path) -> None:
-    from tfopt.atomic.files import write_text
-    from tfopt.hardware import detect
-
-    counts = {
-        kind: dict(collections.Counter(row.outcome for row in rows if row.kind == kind))
-        for kind in dict.fromkeys(row.kind for row in rows)
-    }
-    content = {
-        "device": detect().cpu_model,
-        "rows": len(rows),
-        "bad": sum(not row.is_good for row in rows),
-        "kinds": counts,
-        "faults": [_published(row) for row in as_rows(rows)],
-    }
-    write_text(out, json.dumps(content, indent=0) + "\n")
-
-
-def _published(row: dict[str, str]) -> dict[str, str]:
-    """Returns a row without the paths of this machine; the words of an outcome only where it is not a good one."""
-    detail = "" if row["outcome"] in GOOD else re.sub(r"/[^\s'\"]*/", "", row["detail"])
-    return {**row, "detail": detail} if detail else {name: row[name] for name in row if name != "detail"}
+    found = results.content_of(rows, {kind.KIND: options.share for kind in KINDS})
+    if options.out:
+        results.write(found, options.out)
+    elif options.record or (whole and options.share == 1):
+        results.write(results.merged(results.read(OUT), found, whole=whole), OUT)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,13 @@ OUTCOMES = ("equal bits", "clear word", "as it stands", "silent", "lost", "hang"
 
 def outcomes() -> Table:
     kinds = read("fault_campaign")["kinds"]
+    counts = {kind: found["outcomes"] for kind, found in kinds.items()}
     rows = [
-        [kind, str(sum(found.values())), *(str(found.get(each, 0)) for each in OUTCOMES)]
-        for kind, found in kinds.items()
+        [kind, f"{kinds[kind]['share']:g}", str(sum(found.values())), *(str(found.get(each, 0)) for each in OUTCOMES)]
+        for kind, found in counts.items()
     ]
-    total = [str(sum(found.get(each, 0) for found in kinds.values())) for each in OUTCOMES]
-    return [["kind", "faults", *OUTCOMES], *rows, ["all", str(read("fault_campaign")["rows"]), *total]]
+    total = [str(sum(found.get(each, 0) for found in counts.values())) for each in OUTCOMES]
+    return [["kind", "share", "faults", *OUTCOMES], *rows, ["all", "", str(read("fault_campaign")["rows"]), *total]]
 
 
 TABLES = {"outcomes of faults": outcomes}

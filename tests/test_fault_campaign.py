@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from campaign import results
+from campaign.fault import EQUAL, TRACEBACK, Row
 
 CAMPAIGN = Path(__file__).parents[1] / "benchmarks" / "fault_campaign.py"
 
@@ -28,3 +30,30 @@ def test_no_fault_is_silent_hangs_or_ends_in_a_traceback(only, share, tmp_path):
         if "detail" in each
     }
     assert [each for each in found["faults"] if "detail" in each and each["how"] not in known] == []
+
+
+def row(kind, part, how, outcome=EQUAL):
+    return Row(kind=kind, part=part, how=how, must="equal bits, or a clear word", outcome=outcome, detail="at /a/b.py")
+
+
+def test_a_run_of_one_kind_replaces_that_kind_alone():
+    first = [row("files", "a", "cut 1"), row("files", "a", "cut 2"), row("numbers", "fit", "NaN")]
+    earlier = results.merged({}, results.content_of(first, {"files": 0.3, "numbers": 1.0}), whole=["files", "numbers"])
+    again = results.content_of([row("files", "a", "cut 3", TRACEBACK)], {"files": 0.5})
+    both = results.merged(earlier, again, whole=["files"])
+    assert [(each["kind"], each["how"]) for each in both["faults"]] == [("files", "cut 3"), ("numbers", "NaN")]
+    assert (both["rows"], both["bad"]) == (2, 1)
+    assert both["kinds"]["files"]["share"] == 0.5
+    assert both["kinds"]["files"]["outcomes"] == {TRACEBACK: 1}
+    assert both["kinds"]["numbers"] == earlier["kinds"]["numbers"]
+    assert results.of_kinds(["numbers"], both)["faults"] == earlier["faults"][2:]
+
+
+def test_a_part_is_replaced_fault_by_fault_and_with_the_share_of_the_rest():
+    first = [row("files", "a", "cut 1", TRACEBACK), row("files", "b", "cut 1")]
+    earlier = results.content_of(first, {"files": 0.3})
+    mended = results.content_of([row("files", "a", "cut 1")], {"files": 0.3})
+    found = results.merged(earlier, mended, whole=[])
+    assert (found["rows"], found["bad"], found["kinds"]["files"]["outcomes"]) == (2, 0, {EQUAL: 2})
+    with pytest.raises(SystemExit, match=r"share 0\.3"):
+        results.merged(earlier, results.content_of([row("files", "a", "cut 1")], {"files": 1.0}), whole=[])

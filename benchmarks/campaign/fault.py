@@ -16,9 +16,9 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -254,7 +254,3 @@ def expected(kind: str, act: Callable[[Path], Any], template: Path | None, place
         raise SystemExit(f"{kind} differs from call to call without a fault.")
     shutil.rmtree(place, ignore_errors=True)
     return found[0]
-
-
-def as_rows(rows: Sequence[Row]) -> list[dict[str, str]]:
-    return [asdict(row) for row in rows]

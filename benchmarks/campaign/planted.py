@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -193,18 +192,28 @@ GUARDS = (
 )
 
 
-def results(work: Path, only: str = "") -> Iterator[dict[str, Any]]:
-    """Yields what the campaign makes of each removed guard: the number of its faults, and those that end badly."""
-    for number, guard in enumerate(GUARDS):
+def main(work: Path, only: str, out: Path) -> None:
+    """Records what the campaign makes of each removed guard whose name has the words `only`; the others stay."""
+    from tfopt.atomic.files import write_text
+
+    found = {each["guard"]: each for each in json.loads(out.read_text())["guards"]} if only and out.exists() else {}
+    for guard in GUARDS:
         if only in guard.name:
-            copy = work / f"without-{number}"
-            shutil.copytree(ROOT / "tfopt", copy / "tfopt", ignore=shutil.ignore_patterns("__pycache__"))
-            _remove(guard, copy / "tfopt" / guard.file)
-            found = _campaign(guard, copy)
-            shutil.rmtree(copy)
-            bad = [each for each in found["faults"] if "detail" in each]
-            outcomes = sorted({each["outcome"] for each in bad})
-            yield {"guard": guard.name, "part": guard.only, "faults": found["rows"], "found": len(bad), "as": outcomes}
+            found[guard.name] = _without(guard, work / "copy")
+            print(json.dumps(found[guard.name]), flush=True)
+    guards = [found[guard.name] for guard in GUARDS if guard.name in found]
+    content = {"removed": len(guards), "found": sum(bool(each["found"]) for each in guards), "guards": guards}
+    write_text(out, json.dumps(content, indent=2) + "\n")
+
+
+def _without(guard: Guard, copy: Path) -> dict[str, Any]:
+    shutil.copytree(ROOT / "tfopt", copy / "tfopt", ignore=shutil.ignore_patterns("__pycache__"))
+    _remove(guard, copy / "tfopt" / guard.file)
+    found = _campaign(guard, copy)
+    shutil.rmtree(copy)
+    bad = [each for each in found["faults"] if "detail" in each]
+    outcomes = sorted({each["outcome"] for each in bad})
+    return {"guard": guard.name, "part": guard.only, "faults": found["rows"], "found": len(bad), "as": outcomes}
 
 
 def _remove(guard: Guard, file: Path) -> None:
