@@ -43,11 +43,10 @@ class Guard:
 
 GUARDS = (
     Guard(
-        name="a file gets its name once it is whole",
+        name="an earlier file stays until the new one is whole",
         file="atomic/files.py",
-        old='temporary = path.with_name(f".{path.name}.tfopt-{uuid.uuid4().hex}")\n    try:\n'
-        '        with temporary.open("xb")',
-        new='temporary = path\n    try:\n        with temporary.open("wb")',
+        old='        with temporary.open("xb") as file:\n',
+        new='        path.unlink(missing_ok=True)\n        with temporary.open("xb") as file:\n',
         only="power: a diagnosis",
     ),
     Guard(
@@ -121,7 +120,7 @@ GUARDS = (
     Guard(
         name="a pipe in the place of a file is not waited for",
         file="atomic/files.py",
-        old="os.O_RDONLY | os.O_NONBLOCK), \"rb\") as file:  # opening a pipe does not wait either\n"
+        old='os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # opening a pipe does not wait either\n'
         "        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):",
         new='os.O_RDONLY), "rb") as file:\n        if False:',
         only="files: manifest.json, inspected",
