@@ -7,6 +7,7 @@ renaming in turn, or after the call has returned.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -128,9 +129,9 @@ def faults(work: Path, *, share: float = 1.0, only: str = "") -> Iterator[Fault]
         template, counted = work / f"power-{number}", work / f"power-{number}-counted"
         template.mkdir(parents=True)
         if not written.goes_on:
-            _forked(written, template, "earlier")
+            _in_fork(written, template, functools.partial(written.write, template, "earlier"))
         shutil.copytree(template, counted)
-        calls = _forked(written, counted, "new")
+        calls = _until_cut(written, counted)
         for call in range(1, calls + 1):
             if call * share % 1 < share:
                 yield _fault(written, template, call, f"after call {call} of {calls}")
@@ -139,7 +140,7 @@ def faults(work: Path, *, share: float = 1.0, only: str = "") -> Iterator[Fault]
 
 def _fault(written: Written, template: Path, call: int | None, how: str) -> Fault:
     def act(place: Path) -> Any:
-        _forked(written, place, "new", call)
+        _until_cut(written, place, call)
         found = [] if written.goes_on else [written.read(place)]
         if found == ["earlier"] and call is not None:
             found = ["new"]
@@ -159,12 +160,11 @@ def _fault(written: Written, template: Path, call: int | None, how: str) -> Faul
     )
 
 
-def _forked(written: Written, place: Path, word: str, call: int | None = None) -> int:
+def _until_cut(written: Written, place: Path, call: int | None = None) -> int:
     """Writes in a process that ends after a call of the system, and empties what it has not flushed.
 
     Returns: The number of the calls.
     """
-    log = place.with_suffix(".writing")
     calls = place.with_suffix(".calls")
 
     def write() -> None:
@@ -195,12 +195,17 @@ def _forked(written: Written, place: Path, word: str, call: int | None = None) -
 
         for name in CALLS:
             setattr(os, name, watched(name))  # in this process, which ends here
-        written.write(place, word)
+        written.write(place, "new")
         cut()
 
-    if in_fork(write, log, LIMIT_S) != 0:
-        raise RuntimeError(f"{written.part} could not be written: {log.read_text()[-1000:]}")
+    _in_fork(written, place, write)
     return int(calls.read_text())
+
+
+def _in_fork(written: Written, place: Path, act: Callable[[], None]) -> None:
+    log = place.with_suffix(".writing")
+    if in_fork(act, log, LIMIT_S) != 0:
+        raise RuntimeError(f"{written.part} could not be written: {log.read_text()[-1000:]}")
 
 
 def _files(place: Path) -> list[Path]:
