@@ -66,9 +66,9 @@ GUARDS = (
     Guard(
         name="an artifact replaces the earlier one in one step",
         file="atomic/directories.py",
-        old="            _publish(new, final, work / OLD)\n",
-        new="            shutil.rmtree(final, ignore_errors=True)\n"
-        "            flush_to_disk(final.parent)\n            new.rename(final)\n",
+        old="                _publish(new, final, work / OLD)\n",
+        new="                shutil.rmtree(final, ignore_errors=True)\n"
+        "                flush_to_disk(final.parent)\n                new.rename(final)\n",
         only="power: an ONNX artifact",
     ),
     Guard(
