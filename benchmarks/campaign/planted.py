@@ -111,11 +111,11 @@ GUARDS = (
         only="files: a time table",
     ),
     Guard(
-        name="a file of records is compared with its checksum",
-        file="data/records/reading.py",
-        old="same = start_checksum(path) == shard.start_sha256",
-        new="pass",
-        only="files: a file of records",
+        name="the schema of records has a checksum",
+        file="data/records/schema.py",
+        old="if CHECKSUM not in content or not is_as_written(content):",
+        new="if False:",
+        only="files: schema.json of records",
     ),
     Guard(
         name="a pipe in the place of a file is not waited for",
@@ -128,8 +128,8 @@ GUARDS = (
     Guard(
         name="ops that touch files are refused",
         file="graph/unsafe_ops.py",
-        old='if effect is not None and (effect[1] == "Python" or not trusted):',
-        new="if False:",
+        old="found = list(dict.fromkeys(found))",
+        new="found = []",
         only="untrusted: a SavedModel",
     ),
     Guard(
