@@ -9,19 +9,22 @@ def published() -> str:
     results = read("advisor")
     rows = [
         [
-            run["model"],
+            f"{run['model']}, {run['tokens']} tokens" if "tokens" in run else run["model"],
             run["card"],
             run["precision"],
             str(run["batch"]),
             f"{run['published_examples_per_s']:,g}",
+            f"{run['published_tflops']:g}",
             f"{run['estimated_examples_per_s']:,g}",
-            f"{run['error']:+.0%}",
+            f"{run['memory_bound_share']:.0%}",
+            f"{run['error']:+.0%}{' (fitted)' if run['fitted'] else ''}",
         ]
         for run in results["published"]
     ]
-    head = ["model", "GPU", "precision", "batch", "published examples/s", "estimated", "error"]
-    error = errors("The error", results["published_error"])
-    return f"{markdown([head, *rows])}\n\n{error} Source: NVIDIA DeepLearningExamples."
+    head = ["model", "GPU", "precision", "batch", "published examples/s", "TFLOP/s", "estimated", "memory", "error"]
+    fitted = errors("The error of the fitted rows", results["published_error"])
+    other = errors("The error of the others", results["independent_error"])
+    return f"{markdown([head, *rows])}\n\n{fitted} {other} Source: NVIDIA DeepLearningExamples."
 
 
 def here() -> str:

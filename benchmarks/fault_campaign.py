@@ -7,6 +7,8 @@ python benchmarks/fault_campaign.py --share 0.1           a tenth of those that 
 --record                                                  records these too: a kind's share stands in the results
 --out FILE                                                records in another file, which is written anew
 --merge FILE                                              tries nothing, and records the kinds that such a file holds
+--planted                                                 removes one guard after the other, which must be found;
+                                                          recorded in results/planted_guards.json
 """
 
 from __future__ import annotations
@@ -22,12 +24,14 @@ from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
-from campaign import concurrency, disk, environment, files, memory, results, signals, strangers, values
+from campaign import concurrency, disk, environment, files, memory, planted, power, results, signals, strangers, values
 from campaign.fault import Fault, Row, try_out
 
 OUT = Path(__file__).parent / "results" / "fault_campaign.json"
+PLANTED = OUT.with_name("planted_guards.json")
 KINDS = [
     files,
+    power,
     values,
     strangers,
     disk,
@@ -80,16 +84,20 @@ def main() -> None:
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--merge", type=Path)
+    parser.add_argument("--planted", action="store_true")
     options = parser.parse_args()
     whole = [kind.KIND for kind in KINDS if options.only in ("", kind.KIND)]
     if options.merge:
         found = results.of_kinds(whole, results.read(options.merge))
         results.write(results.merged(results.read(OUT), found, whole=found["kinds"]), OUT)
         return
-    started = time.monotonic()
-    import_all()
     work = Path(tempfile.mkdtemp(prefix="campaign-"))
     try:
+        if options.planted:
+            planted.main(work, options.only, options.out or PLANTED)
+            return
+        started = time.monotonic()
+        import_all()
         rows = run(work, share=options.share, only=options.only, verbose=True)
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -85,7 +85,8 @@ def _intact(place: Path) -> Any:
     """What verify, bench, publish and every baseline do first."""
     from tfopt.exporting.manifest import read_intact_manifest
 
-    return read_intact_manifest(place / "model").to_dict()
+    manifest = read_intact_manifest(place / "model")
+    return [manifest.to_dict(), {name: (place / "model" / name).read_bytes() for name in manifest.files}]
 
 
 def _foreign(file_format: str, file: str) -> Callable[[Path], None]:
