@@ -304,12 +304,12 @@ def _word(ended: Ended) -> str:
         raise Bad(HANG, f"it has not ended: {ended.errors[-400:]}")
     if ended.left:
         raise Bad(HANG, f"left running: {ended.left}")
+    word = re.search(r"^tfopt(\.errors\.\w+)?: .*", ended.errors, re.MULTILINE)  # the second from a user's script
     raw = re.search(r"^Traceback|^Exception|^Fatal Python", ended.errors, re.MULTILINE)
-    if raw:
+    if raw and (word is None or word[0].startswith("tfopt:")):
         raise Bad(TRACEBACK, ended.errors[raw.start() :][-600:])
     if ended.code == 0:
         return ""
-    word = re.search(r"^tfopt: .*", ended.errors, re.MULTILINE)
     if ended.code < 0 or word is None:
         raise Bad(CRASH, f"exit code {ended.code}: {ended.errors[-400:]}")
     return word[0]

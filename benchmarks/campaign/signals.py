@@ -242,7 +242,7 @@ def _undisturbed(command: Command, template: Path, place: Path, turns: int) -> U
         answer = place.with_name(f"{place.name}.json")
 
         def act(answer: Path = answer) -> None:
-            ended = _run(command, place, 300)
+            ended = _run(command, place, 900)
             if ended.left or ended.code is None:
                 raise SystemExit(f"{ended}")
             try:
@@ -252,7 +252,7 @@ def _undisturbed(command: Command, template: Path, place: Path, turns: int) -> U
             answer.write_text(json.dumps([came_out, names_in(place), ended.code, ended.seconds]))
 
         log = place.with_name(f"{place.name}.log")
-        if in_fork(act, log, 400) != 0:
+        if in_fork(act, log, 1000) != 0:
             raise SystemExit(f"{command.part} fails without a signal: {log.read_text()[-3000:]}")
         came_out, names, code, seconds = json.loads(answer.read_text())
         found.append(Undisturbed(digest=came_out, names=tuple(names), code=code, seconds=seconds))
