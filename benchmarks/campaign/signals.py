@@ -183,7 +183,7 @@ COMMANDS = (
         make=recipe,
         results=artifacts,
         strikes=SIGNALS + OF_CHILDREN,
-        draws=6,
+        draws=3,  # each takes minutes
     ),
 )
 
