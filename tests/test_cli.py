@@ -238,10 +238,10 @@ def test_ctrl_c_while_the_command_is_imported_shows_no_traceback():
     program = """
 import builtins, runpy, signal
 imported = builtins.__import__
-def interrupt(name, *more):
+def interrupt(name, *more, **options):
     if name == "tfopt.cli":
         signal.raise_signal(signal.SIGINT)
-    return imported(name, *more)
+    return imported(name, *more, **options)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in the background of a shell
 builtins.__import__ = interrupt
 runpy.run_module("tfopt", run_name="__main__")

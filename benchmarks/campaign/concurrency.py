@@ -248,11 +248,12 @@ def faults(work: Path, *, share: float = 1.0, only: str = "") -> Iterator[Fault]
             alone = []
         draw = random.Random(number)
         for place in range(max(round(case.draws * share), 1)):
-            between = draw.uniform(0, 0.9) * alone[0][2] if alone and place else 0.0
+            share_between = draw.uniform(0, 0.9) if alone and place else 0.0
+            between = share_between * alone[0][2] if alone else 0.0
             yield Fault(
                 kind=KIND,
                 part=case.part,
-                how=f"{place + 1}: {between:.1f} s apart" if alone else "once",
+                how=f"{place + 1}: begun {share_between:.2f} of their time apart" if alone else "once",
                 act=lambda where, each=(case, between, alone): _act(where, *each),  # type: ignore[misc]
                 template=template,
                 expected=digest("as one of them leaves it alone"),
@@ -304,12 +305,12 @@ def _word(ended: Ended) -> str:
         raise Bad(HANG, f"it has not ended: {ended.errors[-400:]}")
     if ended.left:
         raise Bad(HANG, f"left running: {ended.left}")
+    word = re.search(r"^tfopt(\.errors\.\w+)?: .*", ended.errors, re.MULTILINE)  # the second from a user's script
     raw = re.search(r"^Traceback|^Exception|^Fatal Python", ended.errors, re.MULTILINE)
-    if raw:
+    if raw and (word is None or word[0].startswith("tfopt:")):
         raise Bad(TRACEBACK, ended.errors[raw.start() :][-600:])
     if ended.code == 0:
         return ""
-    word = re.search(r"^tfopt: .*", ended.errors, re.MULTILINE)
     if ended.code < 0 or word is None:
         raise Bad(CRASH, f"exit code {ended.code}: {ended.errors[-400:]}")
     return word[0]

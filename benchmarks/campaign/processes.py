@@ -193,6 +193,8 @@ def _become(words: Sequence[str], place: Path, folder: Path, is_ready: int) -> N
             runpy.run_path(words[0], run_name="__main__")
     except SystemExit as ended:
         code = ended.code
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
     except BaseException as error:  # noqa: BLE001 - as the interpreter does
         traceback.print_exc()
         code = 130 if isinstance(error, KeyboardInterrupt) else 1

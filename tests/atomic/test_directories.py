@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tfopt.atomic import directories
-from tfopt.atomic.directories import check_target, staged_directory
+from tfopt.atomic.directories import check_target, exclusive, staged_directory
 from tfopt.errors import ExportError
 
 
@@ -262,3 +262,29 @@ def test_nothing_is_left_where_the_process_has_too_many_open_files(tmp_path):
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_who_is_refused_leaves_the_empty_directory_of_the_one_at_work(tmp_path):
+    directory = tmp_path / "records"
+    with exclusive(directory):
+        with pytest.raises(ExportError, match="One run at a time"), exclusive(directory):
+            pass
+        (directory / "file").write_text("")
+    assert (directory / "file").exists()
+
+
+def test_of_several_at_once_one_works_in_a_directory_that_stays(tmp_path):
+    directory = tmp_path / "records"
+
+    def work(number):
+        try:
+            with exclusive(directory):
+                (directory / "file").write_text("")
+                (directory / "file").unlink()
+        except ExportError:
+            return 0
+        return 1
+
+    with ThreadPoolExecutor(8) as pool:
+        assert sum(pool.map(work, range(200))) > 0
+    assert not directory.exists()

@@ -103,26 +103,39 @@ def exclusive(directory: Path) -> Iterator[None]:
     Raises:
         ExportError: Another process works in the directory, or the directory cannot be made.
     """
+    descriptor = _held(directory)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(directory, os.O_RDONLY)
-    except OSError as error:
-        raise _not_writable(directory, error) from error
-    try:
-        # NFS cannot lock directories. There, two runs would mix their artifacts, but each artifact would be whole.
-        with suppress(OSError):
-            try:
-                hold(descriptor, directory)
-            except BlockingIOError as error:
-                raise ExportError(
-                    f"One run at a time may export to a directory. Received: directory={directory}, where another is "
-                    "at work. Wait for it, or choose another directory."
-                ) from error
         yield
     finally:
-        os.close(descriptor)
         with suppress(OSError):  # it is not empty
             directory.rmdir()
+        os.close(descriptor)
+
+
+def _held(directory: Path) -> int:
+    """Makes a directory if needed, and locks it. Returns its descriptor, which holds the lock."""
+    for _ in range(ATTEMPTS):
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(directory, os.O_RDONLY)
+        except FileNotFoundError:
+            continue  # its last holder has removed it meanwhile
+        except OSError as error:
+            raise _not_writable(directory, error) from error
+        try:
+            held = hold(descriptor, directory)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise ExportError(
+                f"One run at a time may write to a directory. Received: directory={directory}, where another is "
+                "at work. Wait for it, or choose another directory."
+            ) from error
+        except OSError:  # NFS cannot lock directories: two runs would mix their artifacts, but each would be whole
+            held = True
+        if held:
+            return descriptor
+        os.close(descriptor)  # the last holder has removed it: it was empty
+    raise _not_writable(directory, OSError(errno.EAGAIN, "others make and remove it all the time"))
 
 
 def check_target(final: Path) -> None:
