@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from typing import Any
 
 from page_tables import Table, processor, read
@@ -14,13 +15,30 @@ TITLES = {
     "text": "standard library, packages of its files",
     "gpt": "standard library, byte by byte",
 }
+RECIPES = ("resnet_distilled", "vit_distilled")
 
 
 def gains() -> Table:
     rows = read("distillation")["rows"]
     head = ["student", "parameters of the teacher's", "teacher", "student alone", "with the teacher"]
     head += ["gain, median", "gain, least and most", "seeds", "processor"]
-    return [head, *(_row(title, rows[name]) for name, title in TITLES.items() if name in rows)]
+    measured = [_row(title, rows[name]) for name, title in TITLES.items() if name in rows]
+    return [head, *measured, *(_row(f"recipe `{name}`", _of_recipe(read(name))) for name in RECIPES)]
+
+
+def _of_recipe(record: dict[str, Any]) -> dict[str, Any]:
+    """Returns the row of a recipe, whose student is its float32 artifact."""
+    medians, taught, alone = record["median_scores"], record["scores"]["float32"], record["scores"]["alone"]
+    teacher, student = (record["receipts"][artifact]["weight_count"] for artifact in ("teacher", "float32"))
+    gains = [100 * (with_teacher - without) for with_teacher, without in zip(taught, alone, strict=True)]
+    return {
+        "score": record["score"],
+        "share_of_parameters": student / teacher,
+        "medians": {**medians, "taught": medians["float32"]},
+        "gain": {name: of(gains) for name, of in (("median", statistics.median), ("least", min), ("most", max))},
+        "seeds": len(gains),
+        "device": record["environment"]["processor"],
+    }
 
 
 def _row(title: str, row: dict[str, Any]) -> list[str]:

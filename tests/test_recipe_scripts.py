@@ -20,8 +20,8 @@ RESULTS = ROOT / "benchmarks" / "results"
 NO_NETWORK = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
 
 
-# They prune the network of resnet_cifar in other ways, or learn from it.
-OF_RESNET_CIFAR = ("resnet_sparse", "resnet_2_4", "resnet_shrunk", "resnet_distilled")
+# They prune the network of resnet_cifar in other ways.
+OF_RESNET_CIFAR = ("resnet_sparse", "resnet_2_4", "resnet_shrunk")
 # The other stages run in tests/runner/test_four_tasks.py, for each task, and in test_architectures.py and
 # test_models_page.py, for the other networks. benchmarks/recipes.py runs every stage of every recipe.
 WITH_PRUNING = ("resnet_sparse", "resnet_2_4", "lstm")
