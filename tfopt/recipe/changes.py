@@ -61,9 +61,7 @@ def with_changes(config: T, changes: Mapping[str, Any], path: str = "") -> T:
         current, nested = getattr(config, name), nested_config(types_of[name])
         if nested is not None:
             found[name] = _stage(f"{path}{name}", current, value, types_of[name], nested)
-        elif name == FORMS and isinstance(value, Mapping):
-            found[name] = {**found.get(name, current), **value}
-        elif name in ARGUMENTS_OF.values() and isinstance(value, Mapping):
+        elif name in (FORMS, *ARGUMENTS_OF.values()) and isinstance(value, Mapping):
             found[name] = {**found.get(name, current), **value}
         else:
             found[name] = value
