@@ -27,16 +27,18 @@ def gains() -> Table:
 
 
 def _of_recipe(record: dict[str, Any]) -> dict[str, Any]:
-    """Returns the row of a recipe, whose student is its float32 artifact."""
-    medians, taught, alone = record["median_scores"], record["scores"]["float32"], record["scores"]["alone"]
+    """Returns the row of a recipe, whose student is its float32 artifact, for the seeds that trained it alone too."""
+    artifacts = {"teacher": "teacher", "alone": "alone", "taught": "float32"}
+    seeds = len(record["scores"]["alone"])
+    scores = {kind: record["scores"][artifact][:seeds] for kind, artifact in artifacts.items()}
+    gains = [100 * (taught - alone) for taught, alone in zip(scores["taught"], scores["alone"], strict=True)]
     teacher, student = (record["receipts"][artifact]["weight_count"] for artifact in ("teacher", "float32"))
-    gains = [100 * (with_teacher - without) for with_teacher, without in zip(taught, alone, strict=True)]
     return {
         "score": record["score"],
         "share_of_parameters": student / teacher,
-        "medians": {**medians, "taught": medians["float32"]},
+        "medians": {kind: statistics.median(each) for kind, each in scores.items()},
         "gain": {name: of(gains) for name, of in (("median", statistics.median), ("least", min), ("most", max))},
-        "seeds": len(gains),
+        "seeds": seeds,
         "device": record["environment"]["processor"],
     }
 
