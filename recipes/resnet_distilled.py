@@ -4,7 +4,10 @@
     python recipes/resnet_distilled.py --quick
     python recipes/resnet_distilled.py --full
 
-RESULTS
+The student has a ninth of the teacher's parameters. The run took 8 minutes on two CPU cores of an Intel Xeon that many
+other programs used (benchmarks/results/resnet_distilled.json). Accuracy on the 360 held-out digits, the median of 3
+seeds: teacher 99.72%, student 98.89% in float32 and 98.89% in int8. The same student without a teacher
+(--no-distillation) reached 98.89%.
 
 The full form trains ResNet-20 and then a student of 8 layers on CIFAR-10, which is downloaded, for 200 epochs each. It
 has not been run: it needs a GPU and a network.
