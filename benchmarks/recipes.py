@@ -4,6 +4,7 @@
 
 Each run is a process of its own. The artifacts of the first seed, and the same model as `model.export` of Keras writes
 it, are then loaded in a process each and timed in turns. With several seeds, the scores of all of them are recorded.
+A recipe with a teacher is also trained without it, for as many steps.
 
 Results go to benchmarks/results/RECIPE.json. README, docs/recipes.md and the scripts in recipes/ quote them;
 write_pages.py writes the table of docs/recipes.md. All recipes with one seed take 40 minutes on two cores.
@@ -71,6 +72,10 @@ def measure(name: str, directory: Path, options: Options) -> dict[str, Any]:
     scores = {
         artifact: [tfopt.Receipt(**each["receipts"][artifact]).score(score) for each in runs] for artifact in receipts
     }
+    if tfopt.recipes.RECIPES[name].distillation is not None:
+        without = '{"distillation": false, "quantization": false}'
+        alone = [run(name, seed, directory / f"{seed}_alone", without) for seed in range(options.seeds)]
+        scores["alone"] = [tfopt.Receipt(**each["receipts"]["float32"]).score(score) for each in alone]
     artifacts = directory / "0" / "artifacts"
     for artifact, receipt in first["receipts"].items():
         receipt["artifact"] = f"saved_models/{name}/{artifact}"
@@ -99,9 +104,9 @@ def measure(name: str, directory: Path, options: Options) -> dict[str, Any]:
     }
 
 
-def run(name: str, seed: int, directory: Path) -> dict[str, Any]:
+def run(name: str, seed: int, directory: Path, *changes: str) -> dict[str, Any]:
     directory.mkdir()
-    subprocess.run([sys.executable, HERE / "recipe_run.py", name, str(seed), directory], check=True)
+    subprocess.run([sys.executable, HERE / "recipe_run.py", name, str(seed), directory, *changes], check=True)
     record: dict[str, Any] = json.loads((directory / "run.json").read_text())
     return record
 

@@ -91,6 +91,7 @@ WRONG = {
     "run tiny.toml --model.arguments depth": ["KEY=VALUE"],
     "run tiny.toml stray": ["stray"],
     "run tiny.toml --no-pruning --pruning.epochs 3": ["left out has no settings", "--no-pruning with --pruning.epochs"],
+    "run resnet_distilled --no-distillation --epochs 0": ["epochs must be a whole number of at least 1"],
     "run --quick": ["The recipe must come first"],
     "export unbuilt.keras out": ["built", "'sequential"],
     "export nowhere out": ["nowhere", "saved_model.pb"],

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -140,10 +140,12 @@ def _asked_form(words: list[str]) -> tuple[str | None, list[str]]:
 
 def _switch_stages(recipe: Any, words: list[str]) -> tuple[Any, list[str]]:
     """Turns off each stage named by --no-STAGE."""
+    from tfopt.recipe import with_changes
+
     known = stages(type(recipe))
     off = {name for name in known if f"--no-{name}" in words}
     words = [word for word in words if word not in {f"--no-{name}" for name in off}]
     for name in off:
         if given := [word for word in expand(type(recipe), words) if word.startswith(f"--{name}.")]:
             raise ConfigError(f"A stage that is left out has no settings. Received: --no-{name} with {given[0]}.")
-    return replace(recipe, **dict.fromkeys(off)), words
+    return with_changes(recipe, dict.fromkeys(off)), words

@@ -13,7 +13,7 @@ import pydantic
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.recipe.tables import ARGUMENTS_OF, NAMING_CODE
 from tfopt.settings.calls import is_code
-from tfopt.settings.flags import nested_config
+from tfopt.settings.flags import nested_config, stages
 from tfopt.settings.validation import error_for, field_types
 
 T = TypeVar("T")
@@ -24,8 +24,9 @@ FORMS = "forms"
 def with_changes(config: T, changes: Mapping[str, Any], path: str = "") -> T:
     """Returns a configuration with other settings, given as nested tables like those of a TOML file.
 
-    A table changes the settings that it names. It turns a stage on that was off. False turns a stage off. `arguments`
-    are added to those of the same function. Another function has none of the earlier ones. `forms` are added too.
+    A table changes the settings that it names. It turns a stage on that was off. False turns a stage off, in the forms
+    too. `arguments` are added to those of the same function. Another function has none of the earlier ones. `forms` are
+    added too.
 
     Args:
         config: A configuration, such as a Recipe.
@@ -50,15 +51,17 @@ def with_changes(config: T, changes: Mapping[str, Any], path: str = "") -> T:
         for function, arguments in ARGUMENTS_OF.items()
         if function in changes and changes[function] != getattr(config, function, None)
     }
+    off = {name for name in stages(type(config)) if changes.get(name, ...) in (None, False)}
+    if off and FORMS in types_of:
+        forms = getattr(config, FORMS).items()
+        found[FORMS] = {form: {name: each[name] for name in each if name not in off} for form, each in forms}
     for name, value in changes.items():
         if name not in types_of:
             raise unknown_name("setting", f"{path}{name}", [f"{path}{known}" for known in types_of])
         current, nested = getattr(config, name), nested_config(types_of[name])
         if nested is not None:
             found[name] = _stage(f"{path}{name}", current, value, types_of[name], nested)
-        elif name == FORMS and isinstance(value, Mapping):
-            found[name] = {**current, **value}
-        elif name in ARGUMENTS_OF.values() and isinstance(value, Mapping):
+        elif name in (FORMS, *ARGUMENTS_OF.values()) and isinstance(value, Mapping):
             found[name] = {**found.get(name, current), **value}
         else:
             found[name] = value

@@ -21,17 +21,19 @@ from tfopt.recipes import (
     resnet50,
     resnet_2_4,
     resnet_cifar,
+    resnet_distilled,
     resnet_shrunk,
     resnet_sparse,
     tcn,
     text_encoder,
     unet,
     vit,
+    vit_distilled,
 )
 
 _IN_ORDER = (
-    digits_cnn, resnet_cifar, resnet_sparse, resnet_2_4, resnet_shrunk, resnet50, mobilenet_v2, mobilenet_v3,
-    efficientnet_v2, convnext, vit, unet, mlp, lstm, tcn, gpt, text_encoder,
+    digits_cnn, resnet_cifar, resnet_sparse, resnet_2_4, resnet_shrunk, resnet_distilled, resnet50, mobilenet_v2,
+    mobilenet_v3, efficientnet_v2, convnext, vit, vit_distilled, unet, mlp, lstm, tcn, gpt, text_encoder,
 )  # fmt: skip
 RECIPES: dict[str, Recipe] = {module.RECIPE.name: module.RECIPE for module in _IN_ORDER}
 
