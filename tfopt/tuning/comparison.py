@@ -64,7 +64,9 @@ def begin_turns(baton: Path, sides: int) -> None:
     write_text(baton, json.dumps(state))
 
 
-def compare(workload: dict[str, Any], side: dict[str, Any], limit: dict[str, Any] | None, directory: str) -> dict[str, Any]:
+def compare(
+    workload: dict[str, Any], side: dict[str, Any], limit: dict[str, Any] | None, directory: str
+) -> dict[str, Any]:
     """Trains a recipe or a model as one side.
 
     Args:

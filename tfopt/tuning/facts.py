@@ -66,7 +66,9 @@ def facts_of(plan: Plan, model: keras.Model, examples: Examples, *, keras_step: 
     return Facts(values=values, fixed=fixed, replicas=plan.replicas, examples=count, steps=steps)
 
 
-def facts_of_data(config: DataConfig, examples: Examples, places: Sequence[Decision]) -> tuple[dict[str, Any], dict[str, str]]:
+def facts_of_data(
+    config: DataConfig, examples: Examples, places: Sequence[Decision]
+) -> tuple[dict[str, Any], dict[str, str]]:
     """Returns the values and the fixed settings of a recipe's data."""
     cache = next(each for each in decide(examples, config) if each.setting == "cache")
     values: dict[str, Any] = {"cache": cache.value}

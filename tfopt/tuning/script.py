@@ -132,10 +132,3 @@ def _count(dataset: Any) -> int | None:
         first = next(iter(dataset), None)
         size = 0 if first is None else int(tf.nest.flatten(first)[0].shape[0])
     return math.ceil(batches * size)
-
-
-def compare_script(
-    workload: dict[str, Any], side: dict[str, Any], limit: dict[str, Any] | None, directory: str
-) -> dict[str, Any]:
-    """As `tfopt.tuning.comparison.compare`, for a script: refused until it can apply settings to one."""
-    raise TrainingError("A script's settings cannot be compared yet.")

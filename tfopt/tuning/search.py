@@ -42,7 +42,7 @@ from tfopt.tuning.config import TuneConfig
 from tfopt.tuning.facts import Facts
 from tfopt.tuning.limit import find_limit
 from tfopt.tuning.script_flags import command_of, lines_of
-from tfopt.tuning.space import Space, space_of, tables_of
+from tfopt.tuning.space import space_of, tables_of
 from tfopt.tuning.trial import STEP
 from tfopt.tuning.tune_report import Contribution, TuneReport, TuneTrial
 from tfopt.tuning.workload import MODEL, RECIPE, Workload, of_script, workload_of
@@ -179,9 +179,7 @@ class _Search:
         self.limit = find_limit(config.memory_limit_bytes, config.margin, hard=False)
         self.trials: dict[int, TuneTrial] = {}
         known = workload.kind != "script"
-        self.training = (
-            Recipe.from_toml(folder / RECIPE, allow_code=True).training if known else TrainingConfig()
-        )
+        self.training = Recipe.from_toml(folder / RECIPE, allow_code=True).training if known else TrainingConfig()
 
     @property
     def left_s(self) -> float:
@@ -190,9 +188,7 @@ class _Search:
     def run(self) -> TuneReport:
         self.on_step("training as it is")
         self.facts, examples_per_s, self.trial_s = self._look()
-        self.space = space_of(
-            self.facts, detect(), self.workload.kind, other_batches=self.config.other_batches
-        )
+        self.space = space_of(self.facts, detect(), self.workload.kind, other_batches=self.config.other_batches)
         ended = "there is nothing to choose"
         if self.space.choices:
             self.study = self._open_study()

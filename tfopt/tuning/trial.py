@@ -163,7 +163,7 @@ def _of_recipe(recipe: Recipe, examples: Examples, scopes: contextlib.ExitStack)
         replicas=own.replicas,
         inputs=next(iter(examples.batches("train", 1)))[0],
         batch=training.global_batch_size,
-        facts=replace(own_facts, values=own_facts.values | values, fixed=own_facts.fixed | fixed),
+        facts=replace(own_facts, values={**own_facts.values, **values}, fixed={**own_facts.fixed, **fixed}),
     )
 
 
