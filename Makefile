@@ -13,6 +13,9 @@ comma_list = $(subst $(space),$(comma),$(strip $(1)))
 BASE := .venv/installed$(EXTRAS:%=-%)
 DEV := .venv/installed-dev$(EXTRAS:%=-%)
 
+# Compiled files are kept, whatever the environment says: the processes of the tests read them again and again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: demo test test-slow test-hardware lint docs clean
 .DELETE_ON_ERROR:
 

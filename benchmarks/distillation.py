@@ -145,7 +145,7 @@ def healed(seed: int, options: Options) -> dict[str, Any]:
     parent = trained(recipe.model.build(SHAPE, CLASSES), seed, digits(), replace(DIGITS, epochs=recipe.training.epochs))
     found: dict[str, Any] = {"teacher": accuracy(parent, digits())}
     for side, given in (("alone", None), ("taught", parent)):
-        smaller = tfopt.shrink(parent, tfopt.StructuredPruningConfig(target_flops=0.25, max_ratio=0.97)).model
+        smaller = tfopt.shrink(parent, tfopt.StructuredPruningConfig(target_flops=0.25, round_to=8)).model
         found["shrunk"] = accuracy(smaller, digits())
         healing = replace(DIGITS, epochs=options.healing_epochs)
         found[side] = accuracy(trained(smaller, seed, digits(), healing, given, options), digits())

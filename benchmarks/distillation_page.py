@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from page_tables import Table, read
+from page_tables import Table, processor, read
 
 TITLES = {
     "small": "digits, small CNN",
@@ -31,11 +31,7 @@ def _row(title: str, row: dict[str, Any]) -> list[str]:
     )
     unit = "points" if in_points else "bits per byte"
     gain = [f"{median} {unit}", f"{least}, {most}"]
-    return [title, f"{row['share_of_parameters']:.1%}", *scores, *gain, str(row["seeds"]), _processor(row["device"])]
-
-
-def _processor(device: str) -> str:
-    return "AMD EPYC" if "EPYC" in device else "Intel Xeon" if "Xeon" in device else device
+    return [title, f"{row['share_of_parameters']:.1%}", *scores, *gain, str(row["seeds"]), processor(row["device"])]
 
 
 TABLES = {"gains of distillation": gains}

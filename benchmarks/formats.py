@@ -65,9 +65,11 @@ def main(options: Options) -> dict[str, Any]:
     partly = bool(options.only or options.trained)
     before = json.loads(options.out.read_text()) if partly and options.out.exists() else {}
     found, trained = before.get("models", {}), before.get("trained", {})
-    results = {
+    machine = {
         "device": f"{detect().cpu_model}, {detect().logical_cores} cores",
         "cpu_features": detect().cpu_features,
+    }
+    results = {
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
         "onnxruntime": onnxruntime_version,
@@ -78,11 +80,12 @@ def main(options: Options) -> dict[str, Any]:
         "trained": trained,
     }
     for name in options.only if partly else (*SMALL_MODELS, *NETWORKS):
-        found[name] = measure(*(network(name) if name in NETWORKS else builder(name)), options.examples)
+        model, inputs = network(name) if name in NETWORKS else builder(name)
+        found[name] = {**measure(model, inputs, options.examples), **machine}
         print(name, json.dumps(found[name]), flush=True)
         write_text(options.out, json.dumps(results, indent=2) + "\n")
     for name in options.trained if partly else TRAINED:
-        trained[name] = train(RECIPES[name])
+        trained[name] = {**train(RECIPES[name]), **machine}
         print(name, json.dumps(trained[name]), flush=True)
         write_text(options.out, json.dumps(results, indent=2) + "\n")
     return results

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from page_tables import Table, read
+from page_tables import Table, processor, read
 
 COLUMNS = {
     "saved_model_int8": "SavedModel int8",
@@ -20,11 +20,11 @@ def formats() -> Table:
     columns = {key: name for key, name in COLUMNS.items() if any(key in found for found in models.values())}
     others = {key: name for key, name in columns.items() if key.endswith("_int8") and key != "saved_model_int8"}
     heads = [f"{name}: error, agreement" for name in columns.values()]
-    rows = [["model", *heads, *(f"{name} with SavedModel int8" for name in others.values())]]
+    rows = [["model", *heads, *(f"{name} with SavedModel int8" for name in others.values()), "processor"]]
     for name, found in models.items():
         equal = [found.get(key, {}).get("agreement_with_saved_model") for key in others]
         agreements = ["" if each is None else f"{each:.1%}" for each in equal]
-        rows.append([f"`{name}`", *(_cell(found.get(key)) for key in columns), *agreements])
+        rows.append([f"`{name}`", *(_cell(found.get(key)) for key in columns), *agreements, processor(found["device"])])
     return rows
 
 
@@ -50,6 +50,7 @@ def trained_formats() -> Table:
             "float32",
             *names.values(),
             *(f"{name} with SavedModel int8" for name in [*names.values()][1:]),
+            "processor",
         ]
     ]
     for recipe, found in read("formats")["trained"].items():
@@ -61,6 +62,7 @@ def trained_formats() -> Table:
                 found["score"],
                 *("" if each is None else f"{each:.4g}" for each in scores),
                 *("" if each is None else f"{each:.1%}" for each in equal),
+                processor(found["device"]),
             ]
         )
     return rows

@@ -21,6 +21,11 @@ def read(name: str) -> Any:
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
+def processor(device: str) -> str:
+    """Returns the kind of the processor in a device's name."""
+    return next((kind for kind in ("AMD EPYC", "Intel Xeon") if kind.split()[1] in device), device)
+
+
 def filled(text: str, parts: Mapping[str, Part]) -> str:
     """Returns a page with what stands between `<!-- table of NAME ... -->` and `<!-- end of table -->` as recorded."""
 

@@ -17,6 +17,7 @@ import profiling_page
 import pruning_page
 import quantization_page
 import recipes_page
+import reliability_page
 import training_page
 import tuning_page
 from page_tables import ROOT, filled
@@ -37,6 +38,7 @@ MODULES = (
     pruning_page,
     quantization_page,
     recipes_page,
+    reliability_page,
     training_page,
     tuning_page,
 )

@@ -22,6 +22,7 @@ def test_the_sources_are_listed_with_what_they_load(capsys):
     assert (listed["digits"]["image_size"], listed["image_folder"]["directory"]) == (32, "required")
 
 
+@pytest.mark.slow
 def test_examples_are_converted_and_the_files_measured(tmp_path, capsys):
     directory = str(tmp_path / "files")
     arguments = ["--arguments", "examples=200", "input_shape=[4]"]

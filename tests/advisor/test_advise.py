@@ -107,6 +107,7 @@ def test_a_batch_that_is_too_large_does_not_fit_and_micro_batches_help(recipe):
     assert parts.step_ms == pytest.approx(whole.step_ms, rel=0.1)
 
 
+@pytest.mark.slow
 def test_the_command_prints_advice_and_scaling(capsys, tmp_path, recipe):
     file = tmp_path / "small.toml"
     file.write_text(recipe.to_toml())

@@ -81,7 +81,7 @@ def test_an_output_that_cannot_be_written_is_no_failed_check(command):
     assert words in done.stderr
 
 
-@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+@pytest.mark.parametrize("stream", ["stdout", pytest.param("stderr", marks=pytest.mark.slow)])
 def test_a_script_may_close_its_output(stream, tmp_path, fresh_python):
     script = tmp_path / "closes.py"
     script.write_text(f"import sys; print('done'); sys.{stream}.close(); sys.exit(5)")

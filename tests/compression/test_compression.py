@@ -150,6 +150,7 @@ def examples():
     return tfopt.data.arrays(x, (x[:, 0] > 0).astype(int) + (x[:, 1] > 0))
 
 
+@pytest.mark.slow
 def test_a_budget_that_no_model_meets_is_said_before_any_training(tmp_path):
     tight = replace(CONFIG, max_latency_ms=(0.001,), max_bytes=10)
     steps, folder = [], tmp_path / "run"
@@ -200,6 +201,7 @@ rounds = 3
 """
 
 
+@pytest.mark.slow
 def test_a_recipe_with_mixup_and_rounds_is_compressed_without_them(tmp_path, capsys):
     file, out = tmp_path / "mine.toml", tmp_path / "run"
     file.write_text(MIXED)

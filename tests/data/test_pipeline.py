@@ -134,6 +134,15 @@ def test_shifts_are_new_in_every_epoch_and_the_same_in_every_run():
     assert first_epochs(seed=2, count=1) != first[:1]
 
 
+def test_each_batch_of_each_epoch_is_augmented_with_a_seed_of_its_own():
+    def note(example, seed):
+        return tf.cast(seed, tf.int64)
+
+    dataset = pipeline((np.zeros((12, 1)), np.arange(12)), batch_size=4, augment=note, seed=1)
+    seeds = [tuple(np.asarray(each).ravel()) for _ in range(2) for each in dataset]
+    assert len(set(seeds)) == 6
+
+
 @pytest.mark.slow
 def test_shifts_inside_fit_are_new_in_every_epoch_and_the_same_in_every_run():
     images = numbered_images(count=8, channels=1)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import runpy
 import subprocess
 import sys
 
@@ -20,7 +21,7 @@ from tfopt.diagnosis.experiments import CannotMeasureError, Pair
 from tfopt.diagnosis.input_time import input_time, smaller_buffer, start_saved
 from tfopt.diagnosis.measured import Measured
 from tfopt.diagnosis.observation import Observation, StepCall
-from tfopt.diagnosis.rules import compute, detours, gpu, host, input
+from tfopt.diagnosis.rules import compute, detours, gpu, host, input, memory
 from tfopt.hardware import Gpu, detect
 from tfopt.profiling.cost.efficiency import Roofs, compare
 from tfopt.report import Diagnosis, StepBreakdown, Utilization
@@ -96,6 +97,7 @@ def test_a_processor_without_onednn_is_told_how_to_have_it(measured, monkeypatch
     assert compute.onednn_off(here).evidence.endswith("; TF_ENABLE_ONEDNN_OPTS=0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("setting", ["0", "1"])
 def test_whether_tensorflow_computes_with_onednn_is_what_the_variable_says(setting):
     code = "from tfopt.compat.tensorflow import uses_onednn; print(uses_onednn())"
@@ -467,3 +469,39 @@ def test_a_tensorflow_without_machine_code_for_the_gpu_is_told(measured):
     assert "CUDA_CACHE" not in on((5, 2)).advice  # there is nothing to compile
     with pytest.raises(CannotMeasureError, match="compute capability"):
         on(None)
+
+
+LEAK = """
+import keras
+import numpy as np
+
+kept = []
+
+
+class Keeps(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        if KEEPS:
+            kept.append(keras.ops.ones((500, 500)))
+
+
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse", jit_compile=False)
+model.fit(np.zeros((3200, 4)), np.zeros((3200, 1)), batch_size=16, verbose=0, callbacks=[Keeps()])
+"""
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_memory_that_grows_from_step_to_step_is_named_with_what_is_held(keeps, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(LEAK.replace("KEEPS", str(keeps)), encoding="utf-8")
+    with hooked(doctor := DoctorHook(steps=120)):
+        names = runpy.run_path(str(script))
+    found = memory.growing_memory(Measured(doctor.observation, detect()))
+    assert isinstance(found, Diagnosis) == keeps
+    if isinstance(found, Diagnosis):
+        assert len(names["kept"]) == 200
+        assert "tensors of float32 (500, 500) are held" in found.evidence
+        assert "MB in the first quarter of the watched steps" in found.evidence
+        assert found.gain is None
+    else:
+        assert "MB in the last" in found

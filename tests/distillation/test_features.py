@@ -73,6 +73,7 @@ def test_layers_learn_from_layers_and_the_student_runs_once():
         np.testing.assert_allclose(one, two, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_watched_layers_train_on_replicas_and_in_parts_and_are_refused_in_a_pipeline():
     found = []
     for settings in ({}, {"strategy": "mirrored", "accumulate": 2}):
@@ -200,7 +201,7 @@ def test_a_projection_between_widths_is_trained_along_and_belongs_to_no_file(tmp
     assert len(student.weights) == before
 
 
-@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("scaled", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_file_keeps_the_state_of_the_optimizer_without_that_of_a_projection(scaled, tmp_path):
     student, alone = convolutional(1, 3), convolutional(1, 3)
     for model in (student, alone):

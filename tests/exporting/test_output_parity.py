@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras import layers
 
-from tfopt.errors import ConfigError, UnsupportedModelError
+from tfopt.errors import ConfigError, TfoptWarning, UnsupportedModelError
 from tfopt.exporting import ExportConfig, export
 from tfopt.exporting.config import DEFAULT_SIGNATURE
 from tfopt.exporting.int8.time_table import feeds_of
@@ -204,6 +204,19 @@ def test_data_that_is_not_finite(value, tmp_path):
     with pytest.raises(ConfigError, match=r"calibration_data must be finite. Received: NaN or infinity.*input 'x'"):
         export(model, tmp_path / "a", calibration_data=np.full((4, 3), value, "float32"))
     assert not (tmp_path / "a").exists()
+
+
+def test_an_infinite_weight_is_named_and_an_infinite_mask_is_not(tmp_path):
+    model = keras.Sequential([keras.Input((3,), name="x"), layers.Dense(2, name="last")])
+    model.layers[0].kernel.assign(np.full((3, 2), np.inf))
+    with pytest.warns(
+        TfoptWarning, match=r"should be finite. Received: infinity in those of '.*last.*', and among the outputs"
+    ):
+        export(model, tmp_path / "a")
+    x = keras.Input((3,), name="x")
+    masked = keras.Model(x, layers.Dense(2)(x) + np.array([0, -np.inf], "float32"))
+    export(masked, tmp_path / "b")  # a warning is an error in tests
+    assert read_manifest(tmp_path / "b").check.outputs["source"]["output_0"].infinite == 2
 
 
 def test_strings_that_are_no_utf_8_are_drawn_as_they_are(tmp_path):

@@ -105,6 +105,7 @@ def test_nothing_of_a_trained_model_changes():
     assert model.get_metrics_result() == shown
 
 
+@pytest.mark.slow
 def test_training_goes_on_as_if_nothing_had_been_computed():
     """The dropout of the next step draws the same numbers, and the optimizer makes the same step."""
     trained = []

@@ -94,6 +94,7 @@ def test_the_callback_refuses_a_tf_keras_model():
         PruningSchedule(keras_2())
 
 
+@pytest.mark.slow
 def test_tfmot_is_not_imported_for_a_keras_3_model(fresh_python):
     script = (
         "import sys, keras; from tfopt.pruning import prune;"

@@ -95,13 +95,14 @@ def test_losses_of_single_outputs_on_one_device_and_in_stages(settings, expected
     check(expected, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
         {"accumulate": 3},  # of the last batch, a replica gets one example or none
-        pytest.param({"run_eagerly": True}, marks=pytest.mark.slow),
-        pytest.param({"drop_remainder": True}, marks=pytest.mark.slow),
-        pytest.param({"accumulate": 3, "jit_compile": True}, marks=pytest.mark.slow),
+        {"run_eagerly": True},
+        {"drop_remainder": True},
+        {"accumulate": 3, "jit_compile": True},
     ],
     ids=str,
 )

@@ -232,7 +232,8 @@ def test_trials_train_on_the_longest_example():
 def test_nothing_is_left_running_after_ctrl_c(tmp_path):
     script = tmp_path / "search.py"
     script.write_text(
-        "import keras, numpy as np, tfopt\n"
+        "import signal, keras, numpy as np, tfopt\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell has the background ignore it
         "model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])\n"
         "model.compile('sgd', 'mse')\n"
         "tfopt.find_batch_size(model, (np.zeros((64, 8)), np.zeros((64, 4))), directory='run', on_step=print)\n"

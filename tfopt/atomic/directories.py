@@ -30,7 +30,7 @@ from typing import IO, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from tfopt.atomic.files import flush_to_disk, hold
+from tfopt.atomic.files import flush_to_disk, hold, read_stored
 from tfopt.errors import ExportError
 
 MARK = "manifest.json"
@@ -189,7 +189,7 @@ def _is_artifact(directory: Path) -> bool:
 def _files_of_artifact(directory: Path) -> set[str] | None:
     """Returns the names of the manifest and of the files that it lists. None if there is no manifest of tfopt."""
     try:
-        manifest = LISTING.validate_json((directory / MARK).read_bytes())
+        manifest = LISTING.validate_json(read_stored(directory / MARK))
     except (OSError, ValidationError):
         return None
     return {MARK, *manifest.files}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -71,6 +72,25 @@ def write_bytes(path: Path, content: bytes) -> None:
             f"The file could not be written. Received: {path} ({error}); it takes {len(content):,} bytes. "
             "Make room, or choose another directory."
         ) from error
+
+
+def read_stored(path: Path) -> bytes:
+    """Returns the content of a file on disk.
+
+    A pipe waits for a writer, without end if there is none, and a device such as /dev/zero has no end.
+
+    Raises:
+        OSError: The file cannot be read, or is a pipe, a device, a socket or a directory.
+    Example:
+        >>> read_stored(Path("/dev/zero"))
+        Traceback (most recent call last):
+        ...
+        OSError: [Errno 22] it is no file on disk: '/dev/zero'
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb") as file:  # opening a pipe does not wait either
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is no file on disk", str(path))
+        return file.read()
 
 
 def hold(descriptor: int, path: Path) -> bool:

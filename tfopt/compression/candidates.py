@@ -18,6 +18,7 @@ import keras
 import numpy as np
 
 from tfopt.atomic.files import write_text
+from tfopt.atomic.own_files import json_in
 from tfopt.compression.front import show_figure
 from tfopt.data import Examples
 from tfopt.errors import UnsupportedModelError
@@ -66,13 +67,21 @@ def measure_sensitivity(
     def evaluate() -> Any:
         return model.evaluate(*batches[0][:2], verbose=0)
 
-    if not file.is_file():
+    count = _count_in(file)
+    if count is None:
         evaluate()  # traces
         affordable = int(seconds / (seconds_of(evaluate) * (groups * len(PARTS) + 1)))
-        write_text(file, json.dumps({"batches": min(max(affordable, 1), len(batches))}))
-    count = json.loads(file.read_text(encoding="utf-8"))["batches"]
+        count = min(max(affordable, 1), len(batches))
+        write_text(file, json.dumps({"batches": count}))
     shares = tuple(config.max_ratio * part for part in PARTS)
     return sensitivity(model, batches[:count], config.with_ratios({}), shares=shares, score="loss")
+
+
+def _count_in(file: Path) -> int | None:
+    """Returns the number of batches in a file; None if there is none, or it is damaged: then it is measured anew."""
+    found = json_in(file.read_bytes()) if file.is_file() else None
+    count = found.get("batches") if isinstance(found, dict) else None
+    return count if type(count) is int and count >= 1 else None
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import tfopt.quantization.aware_training.layers
 import tfopt.tasks.keras_metrics
 import tfopt.tasks.label_smoothing  # noqa: F401
 from tfopt.atomic.files import write_text
+from tfopt.atomic.own_files import json_in
 from tfopt.data import Examples, epoch_steps
 from tfopt.data.files.tfrecord import tfrecord
 from tfopt.distillation import distill, end_distillation
@@ -113,7 +114,8 @@ class WriteLosses(keras.callbacks.Callback):
 def read_losses(trial: Path) -> list[float]:
     """Returns the loss of the validation part after each epoch of a trial so far."""
     file = trial / LOSSES
-    return list(json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else []
+    found = json_in(file.read_bytes()) if file.is_file() else None
+    return found if isinstance(found, list) and all(isinstance(each, int | float) for each in found) else []
 
 
 def heal(

@@ -31,7 +31,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.atomic.directories import MARK, staged_directory
-from tfopt.atomic.files import hold
+from tfopt.atomic.files import hold, read_stored
 from tfopt.data.repeatable import calls_python
 from tfopt.data.sizes import SAMPLE
 from tfopt.errors import ConfigError, ExportError
@@ -107,16 +107,16 @@ def _place(records: tf.data.Dataset, decode: Callable[..., Any] | None, cache_di
 
 def _is_whole(place: Path) -> bool:
     try:
-        listed = json.loads((place / MARK).read_text())["files"]
-    except (OSError, ValueError, KeyError, RecursionError):
+        listed = json.loads(read_stored(place / MARK))["files"].items()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return False
-    return all((place / file).is_file() and (place / file).stat().st_size == size for file, size in listed.items())
+    return all((place / file).is_file() and (place / file).stat().st_size == size for file, size in listed)
 
 
 def _lock(place: Path) -> bool:
     """Keeps other processes from removing a cache while this one lives. Returns whether the cache is whole."""
     with suppress(OSError):  # there is none, or the file system has no locks
-        descriptor = os.open(place / MARK, os.O_RDONLY)
+        descriptor = os.open(place / MARK, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait
         earlier, _READ[place] = _READ.get(place), descriptor
         fcntl.flock(descriptor, fcntl.LOCK_SH)  # waits for a process that removes it
         if earlier is not None:

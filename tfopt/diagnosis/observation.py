@@ -25,6 +25,7 @@ class StepCall:
     after_taken: bool
     traces: int  # number of times that the Python code of the step was traced
     shapes: tuple[tuple[int, ...], ...] | None  # shapes of the first batch; None if the call took it by itself
+    resident_bytes: int | None = None  # resident memory of the process after the call; None if it was not read
 
     @property
     def is_left_alone(self) -> bool:

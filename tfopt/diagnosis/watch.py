@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import psutil
 import tensorflow as tf
 
 from tfopt.compat.replace import callbacks_of, first_callback, replaced
@@ -148,6 +149,7 @@ class _Steps:
             after_taken=self._place == AFTER,
             traces=0 if self.model.run_eagerly else self._traces - traces,
             shapes=tuple(tuple(each.shape) for each in _tensors(batches[0])) if batches else None,
+            resident_bytes=psutil.Process().memory_info().rss if self._place < AFTER else None,
         ))  # fmt: skip
         # What was done here between two calls must not count for the next one.
         if self._place < AFTER:

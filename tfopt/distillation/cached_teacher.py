@@ -23,6 +23,7 @@ from annotated_types import Ge
 
 from tfopt.atomic.checked_json import EDITED, is_as_written, with_checksum
 from tfopt.atomic.directories import exclusive
+from tfopt.atomic.files import read_stored
 from tfopt.atomic.own_files import json_with, write_own
 from tfopt.data.augment.augmentation import LABELS, OF_TEACHER
 from tfopt.data.examples import Examples
@@ -315,11 +316,11 @@ def _earlier(place: Path, contents: Contents, *, overwrite: bool) -> Contents | 
     if not names or overwrite:
         return None
     try:
-        content = json.loads((place / FILE).read_text(encoding="utf-8"))
+        content = json.loads(read_stored(place / FILE).decode())
         if not is_as_written(content):
             raise ValueError(EDITED)
         earlier = Contents(**{key: value for key, value in content.items() if key != "sha256"})
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"{FILE} must be a file that cache_teacher wrote. Received: {place / FILE} ({error}). Remove the "
             "directory, or choose another one."

@@ -100,6 +100,11 @@ class Computation:
         return parts
 
     def _narrowed(self, name: str, values: np.ndarray) -> np.ndarray:
+        if np.isnan(values).any() or np.isposinf(values).any():  # -inf is the logit of a class that is impossible
+            raise ConfigError(
+                f"The outputs of the teacher must be numbers. Received: NaN or an infinite value in {name!r}. Look for "
+                "such values in the examples and in the teacher's weights."
+            )
         with np.errstate(over="ignore"):
             narrow = values.astype(self._dtype)
         if not np.isfinite(narrow).all() and np.isfinite(values).all():

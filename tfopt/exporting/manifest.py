@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from tfopt.atomic.checked_json import EDITED, is_as_written
 from tfopt.atomic.directories import MARK
+from tfopt.atomic.files import read_stored
 from tfopt.errors import ArtifactError
 from tfopt.exporting.config import DEFAULT_SIGNATURE, FLOAT_SIGNATURE, PRECISIONS
 from tfopt.exporting.formats import FORMATS, SAVED_MODEL, has_model
@@ -250,7 +251,7 @@ def read_manifest(path: Path) -> Manifest:
 
 def _content(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads((path / MARK).read_text(encoding="utf-8"))
+        content = json.loads(read_stored(path / MARK).decode())
     except (FileNotFoundError, NotADirectoryError):
         raise ArtifactError(
             f"artifact must be a directory that tfopt.export wrote. Received: {path}, which holds no {MARK}."

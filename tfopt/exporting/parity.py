@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfopt.errors import ConfigError, UnsupportedModelError
+from tfopt.errors import ConfigError, UnsupportedModelError, warn
 from tfopt.exporting.config import DEFAULT_SIGNATURE
 from tfopt.exporting.half.overflow import refuse_overflow, warn_of_lost_digits
 from tfopt.exporting.manifest import (
@@ -32,8 +32,9 @@ from tfopt.exporting.manifest import (
     OutputRecord,
     TensorRecord,
 )
+from tfopt.exporting.stored_weights import READERS
 from tfopt.exporting.words import bytes_of, first_words, text_of
-from tfopt.graph import FrozenGraph
+from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.frozen import output_ops, reason_of
 from tfopt.graph.inputs import open_size, table_rows
 from tfopt.graph.tables import words_of
@@ -124,9 +125,27 @@ def make_check(
         if compute == "float16":
             own = errors.get(ARTIFACT) or _error(outputs[ARTIFACT], outputs[SOURCE], scales)
             warn_of_lost_digits(own.relative)
+        _warn_of_infinite_weights(source, outputs[SOURCE])
         return replace(check, outputs=recorded, examples=_origin(sample, held_out, compared), errors=errors)
     assert problem is not None
     raise problem
+
+
+def _warn_of_infinite_weights(source: FrozenGraph, outputs: Mapping[str, np.ndarray]) -> None:
+    """Masks may be infinite, and outputs that have one; a weight that is infinite is of a training that diverged."""
+    if not any(np.isinf(value).any() for value in outputs.values() if value.dtype.kind == "f"):
+        return
+    editor = GraphEditor(source.graph_def)
+    read = [(node.name, node.input[place]) for node in editor.nodes.values() for place in READERS.get(node.op, ())]
+    weights = {name: editor.constant(tensor, behind="Identity") for name, tensor in read}
+    floats = {name: values for name, values in weights.items() if values is not None and values.dtype.kind == "f"}
+    infinite = [name for name, values in floats.items() if np.isinf(values).any()]
+    if infinite:
+        warn(
+            f"The weights of {source.name!r} should be finite. Received: infinity in those of "
+            f"{', '.join(map(repr, infinite))}, and among the outputs. Export a checkpoint from before the training "
+            "diverged."
+        )
 
 
 def draw_inputs(specs: Mapping[str, TensorRecord], check: CheckRecord) -> dict[str, np.ndarray]:

@@ -274,6 +274,8 @@ def saved_model_function(directory: Path, signature: str, trusted: bool) -> Any:
             f"source must be the directory of a SavedModel. Received: {directory}, which holds no saved_model.pb. "
             "Check the path."
         )
+    for file in directory.rglob("*"):
+        check_stored("A file of a SavedModel", file)  # TensorFlow would wait for the writer of a pipe
     if not trusted:
         check_saved_model(directory)
     try:

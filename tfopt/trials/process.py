@@ -15,8 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from tfopt.atomic.checked_json import CHECKSUM, EDITED, is_as_written, with_checksum
 from tfopt.atomic.files import write_text
+from tfopt.atomic.own_files import json_in
 from tfopt.child_processes import Process, end, exit_code, signal_group
+from tfopt.errors import ArtifactError
 from tfopt.exporting.verification.process import ENDED_FROM_OUTSIDE
 from tfopt.report import Record
 from tfopt.trials.child import ANSWER, REQUEST
@@ -42,6 +47,9 @@ class Outcome(Record):
     failure: str = ""
     seconds: float
     given_up: bool = False
+
+
+_OUTCOME = TypeAdapter(Outcome)
 
 
 def call_apart(
@@ -103,14 +111,31 @@ def call_apart(
         seconds=time.monotonic() - start,
         given_up=given_up and not answer,
     )
-    write_text(directory / OUTCOME, outcome.to_json())
+    write_text(directory / OUTCOME, json.dumps(with_checksum(outcome.to_dict())))
     return outcome
 
 
 def read_outcome(directory: Path) -> Outcome | None:
-    """Returns the outcome of an earlier call with this directory, or None if it did not end."""
+    """Returns the outcome of an earlier call with this directory, or None if it did not end.
+
+    Raises:
+        ArtifactError: The file is damaged.
+    """
     file = directory / OUTCOME
-    return Outcome(**json.loads(file.read_text(encoding="utf-8"))) if file.is_file() else None
+    if not file.is_file():
+        return None
+    content = json_in(file.read_bytes())
+    try:
+        if not is_as_written(content):
+            raise ValueError(EDITED)
+        values = {key: value for key, value in content.items() if key != CHECKSUM}
+        return _OUTCOME.validate_json(json.dumps(values), strict=True)
+    except (AttributeError, ValueError) as error:  # pydantic's ValidationError is a ValueError
+        reason = " ".join(str(error).split())[:200]
+        raise ArtifactError(
+            f"The outcome of a trial must be as it was written. Received: {file} ({reason}). Remove {directory}: the "
+            "trial is then made again."
+        ) from error
 
 
 def _watch(process: Process, limit_s: float, why_give_up: Callable[[], str]) -> tuple[str, bool]:
@@ -127,7 +152,8 @@ def _watch(process: Process, limit_s: float, why_give_up: Callable[[], str]) -> 
 
 def _answer(directory: Path) -> dict[str, Any]:
     file = directory / ANSWER
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    found = json_in(file.read_bytes()) if file.is_file() else None
+    return found if isinstance(found, dict) else {}
 
 
 def _failure(answer: Mapping[str, Any], code: int) -> str:

@@ -8,13 +8,15 @@ optuna's sampler draws at random, and only then it learns from what was measured
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tfopt.data.arguments import optional_package
+from tfopt.errors import ArtifactError
 
 STARTUP = 16
 
@@ -28,6 +30,8 @@ class Study:
         figures: The names of what a trial measures. Less is better.
         space: optuna's distributions by the name of the setting.
         seed: The seed of the proposals.
+    Raises:
+        ArtifactError: The file is damaged, or cannot be written.
     Example:
         >>> import tempfile
         >>> optuna = optional_package("optuna", "compress", "A search")
@@ -44,12 +48,12 @@ class Study:
 
     def __init__(self, file: Path, name: str, figures: Sequence[str], space: Mapping[str, Any], seed: int) -> None:
         self._optuna = optional_package("optuna", "compress", "A search")
-        self._space, self._seed = dict(space), seed
+        self._space, self._seed, self._file = dict(space), seed, file
         self._optuna.logging.set_verbosity(self._optuna.logging.WARNING)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), self._readable():
             warnings.simplefilter("ignore")  # the names are experimental in optuna
             self._study = self._optuna.create_study(
-                storage=f"sqlite:///{file.resolve()}",
+                storage=f"sqlite:///{file.absolute()}",
                 study_name=name,
                 directions=["minimize"] * len(figures),
                 load_if_exists=True,
@@ -61,10 +65,12 @@ class Study:
 
         A trial without all of its settings, as a stop in the middle of a proposal leaves it, counts as failed.
         """
-        for each in self._study.get_trials(deepcopy=False):
+        with self._readable():
+            trials = self._study.get_trials(deepcopy=False)
+        for each in trials:
             if not each.state.is_finished() and not self._is_whole(each):
                 self.finish(each.number, None)
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), self._readable():
             warnings.simplefilter("ignore")  # of experimental settings
             for number in range(len(self._study.get_trials(deepcopy=False)), count):
                 seed = int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0])
@@ -75,11 +81,24 @@ class Study:
 
     def put(self, settings: Mapping[str, Any]) -> int:
         """Adds a trial with given settings, from which the sampler learns too, and returns its number."""
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), self._readable():
             warnings.simplefilter("ignore")  # of experimental settings
             samplers = self._optuna.samplers
             self._study.sampler = samplers.PartialFixedSampler(dict(settings), samplers.RandomSampler(seed=0))
             return int(self._study.ask(self._space).number)
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """Turns what optuna, SQLAlchemy and SQLite raise for a damaged file into one error that names it."""
+        try:
+            yield
+        except Exception as error:  # of three packages, from KeyError to OperationalError
+            reason = next(iter(str(error).splitlines()), "") or type(error).__name__
+            raise ArtifactError(
+                f"A study must be a file that tfopt wrote, whole and writable. Received: {self._file} ({reason}). Make "
+                "room if the disk is full; otherwise remove the file: the search begins anew, and reads the outcomes "
+                "of the trials that it tries again."
+            ) from error
 
     def _is_whole(self, trial: Any) -> bool:
         return bool(trial.params.keys() >= self._space.keys())
@@ -92,8 +111,10 @@ class Study:
     def finish(self, number: int, values: Sequence[float] | None) -> None:
         """Records what a trial measured; None if it failed."""
         state = self._optuna.trial.TrialState.FAIL if values is None else None
-        self._study.tell(number, None if values is None else list(values), state=state)
+        with self._readable():
+            self._study.tell(number, None if values is None else list(values), state=state)
 
     def leave_out(self, number: int) -> None:
         """Records that a trial is not worth its time, or not all of it; optuna calls it pruned."""
-        self._study.tell(number, state=self._optuna.trial.TrialState.PRUNED)
+        with self._readable():
+            self._study.tell(number, state=self._optuna.trial.TrialState.PRUNED)

@@ -9,6 +9,7 @@ import tensorflow as tf
 from PIL import Image
 
 from tfopt.data import convert, image_folder, tfrecord
+from tfopt.data.files.image_files import header_problem
 from tfopt.data.images import central_box, decode_image
 from tfopt.data.stored import decoder_to_json
 from tfopt.errors import ConfigError
@@ -314,6 +315,12 @@ def test_masks_that_do_not_fit_are_counted_or_refused(masked, save):
         few.arrays("train")
 
 
+def test_a_gif_of_too_many_pixels_is_not_decoded(tmp_path):
+    file = tmp_path / "huge.gif"
+    file.write_bytes(b"GIF89a" + 2 * (30_000).to_bytes(2, "little") + b";")
+    assert header_problem(file) == "it has 30,000 x 30,000 pixels, and may have 536,870,912"
+
+
 def test_a_folder_of_jpegs_has_a_path_of_its_own_and_the_same_pixels(tmp_path, save):
     for number in range(8):
         save(tmp_path / "ab"[number % 2] / f"{number}.jpg", number, height=60 + 20 * number, width=90 + 30 * number)
@@ -327,7 +334,8 @@ def test_a_folder_of_jpegs_has_a_path_of_its_own_and_the_same_pixels(tmp_path, s
         quick.arrays("test")
 
 
-@pytest.mark.parametrize("masked", ["grey", pytest.param("palette", marks=pytest.mark.slow)], indirect=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("masked", ["grey", "palette"], indirect=True)
 def test_converted_folders_hold_the_files_and_give_the_same_examples(folder, masked, tmp_path):
     for number, examples in enumerate(
         [
@@ -357,6 +365,7 @@ def test_the_working_directory_has_its_name_and_that_of_its_files(folder, monkey
     assert examples.stored.read(path, label)[0] == path  # such as cats/cats_0.jpg
 
 
+@pytest.mark.slow
 def test_a_central_crop_keeps_the_aspect_ratio_also_in_a_conversion(tmp_path, save):
     folder = tmp_path / "images"
     for number in range(20, 28):  # below the sky

@@ -60,6 +60,17 @@ def test_several_callers_compute_at_once_and_other_sizes_are_refused(artifacts):
             process.predict({"image": X[:, :10]})
 
 
+def test_an_open_size_of_1_may_be_too_small(tmp_path):
+    """The file stores open sizes as 1; this convolution, as in MobileNetV3, then has nothing to compute."""
+    inputs = keras.Input((None, None, 3), name="image")
+    x = layers.DepthwiseConv2D(3, strides=2)(layers.ZeroPadding2D(((0, 1), (0, 1)))(inputs))
+    model = keras.Model(inputs, layers.GlobalAveragePooling2D()(layers.Conv2D(4, 1)(x)))
+    export(model, tmp_path / "a", ExportConfig(format="litert"))
+    with RuntimeProcess(tmp_path / "a") as process:
+        for x in (X, X[:5, :9, :7]):
+            np.testing.assert_allclose(process.predict({"image": x})["output_0"], model(x), atol=1e-5)
+
+
 def test_the_commands_write_and_measure_it_and_refuse_a_flipped_bit(artifacts, tmp_path, capsys):
     out = tmp_path / "out"
     words = ["--format", "litert", "--precision", "float16"]

@@ -54,9 +54,9 @@ def test_the_file_computes_what_the_model_computes(make, tmp_path):
 @pytest.mark.parametrize(
     ("make", "tensorrt"),
     [
-        (images, False),
         (images, True),
         (attention, False),
+        pytest.param(images, False, marks=pytest.mark.slow),
         *(
             pytest.param(make, trt, marks=pytest.mark.slow)
             for make in (sequences, one_axis, upwards)

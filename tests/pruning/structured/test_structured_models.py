@@ -28,7 +28,7 @@ BUILDERS = {
 }
 
 DEEP = ("resnet50", "mobilenet_v2", "mobilenet_v3", "efficientnet_v2")  # a training step takes long to trace
-FAST = ("simple_cnn", "mlp", "resnet_cifar", "vit", "gpt")
+FAST = ("simple_cnn", "mlp", "resnet_cifar", "vit")
 
 # Those whose structure no builder has.
 APPLICATIONS = {"ResNet50V2": 37, "DenseNet121": 120, "Xception": 28}

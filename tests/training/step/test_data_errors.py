@@ -95,6 +95,11 @@ def test_an_id_out_of_range_is_named():
         model.fit(np.array([[1, 12, 1, 1]] * 16), Y, verbose=0)
 
 
+def test_text_for_a_model_of_numbers_is_told():
+    with pytest.raises(ConfigError, match=r"must be numbers where the model computes with them\. Received: text"):
+        classifier().fit(decided().pipeline((X.astype(str), CLASSES)), verbose=0)
+
+
 class Raising(keras.layers.Layer):
     def call(self, x):
         raise ValueError("a fault of the model")

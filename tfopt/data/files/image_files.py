@@ -19,6 +19,7 @@ DECODED = (*JPEG_ENDINGS, ".png", ".gif", ".bmp", ".dib", ".webp")
 OTHER_IMAGES = (".tif", ".tiff", ".heic", ".heif", ".avif", ".jxl", ".jp2", ".svg", ".psd", ".raw", ".ico")
 JPEG, PNG, GIFS = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", (b"GIF87a", b"GIF89a")
 END_OF_JPEG, END_OF_PNG, END_OF_GIF = b"\xff\xd9", b"IEND", b";"
+MOST_PIXELS = 2**29  # of a GIF; TensorFlow has such a limit for JPEG and PNG, and would take minutes over a large GIF
 STARTS = (JPEG, PNG, *GIFS)
 ENDS = (
     (JPEG, END_OF_JPEG, "the JPEG is cut off: it has no end marker"),
@@ -121,7 +122,11 @@ def header_problem(path: Path) -> str | None:
     for starts, end, problem in ENDS:
         if start.startswith(starts):
             return None if end in tail else problem
-    if start.startswith(GIFS):  # some programs fill up with zeros
+    if start.startswith(GIFS):
+        width, height = (int.from_bytes(start[place : place + 2], "little") for place in (6, 8))
+        if width * height > MOST_PIXELS:
+            return f"it has {width:,} x {height:,} pixels, and may have {MOST_PIXELS:,}"
+        # Some programs fill up with zeros.
         return None if tail.rstrip(b"\0").endswith(END_OF_GIF) else "the GIF is cut off: it has no trailer"
     if start.startswith(b"BM"):
         bits, compression = int.from_bytes(start[28:30], "little"), start[30]

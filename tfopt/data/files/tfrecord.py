@@ -13,7 +13,7 @@ from tfopt.data.examples import Examples
 from tfopt.data.files.folders import shortened
 from tfopt.data.stored import STORED, EncodedImage, Scaled, Stored, decoder_of_json
 from tfopt.errors import ConfigError, unknown_name
-from tfopt.settings.validation import check_value
+from tfopt.settings.validation import LONGEST_VALUE, check_value
 
 CHECKS = ("size", "checksum", "off")
 COMPRESSIONS = ("", "GZIP", "ZLIB")
@@ -68,6 +68,8 @@ def tfrecord(
     check_value("directory", directory, str)
     check_value("dtype", dtype, Literal["float32", "uint8"] | None)
     size = None if image_size is None else height_and_width(image_size)
+    import tensorflow as tf
+
     from tfopt.data.records.encoding import parser, spec_of
     from tfopt.data.records.reading import records_of, usable_files
     from tfopt.data.records.schema import SCHEMA, UNFINISHED, read_schema
@@ -86,7 +88,15 @@ def tfrecord(
     parts, notes = usable_files(
         root, schema.parts, check=check, skip_damaged=skip_damaged, compression=schema.compression
     )
-    parse = parser(spec_of(schema.structure))
+    try:
+        parse = parser(spec_of(schema.structure))
+        tf.data.Dataset.from_tensors("").map(parse)  # traces it
+    except Exception as error:  # TensorFlow raises many kinds, from TypeError to errors of its tracing
+        raise ConfigError(
+            f"A schema must have a structure that tfopt.data.convert wrote. Received: {root / SCHEMA} with "
+            f"{str(schema.structure)[:LONGEST_VALUE]} ({type(error).__name__}). Convert the examples again, or restore "
+            "the file."
+        ) from error
     decoders = {role: decoder_of_json(settings) for role, settings in (schema.decoders or {}).items()}
     changes = {"size": size, "exact": exact, "dtype": dtype}
     decoders = _changed(decoders, {name: value for name, value in changes.items() if value is not None})

@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from tfopt.atomic.checked_json import CHECKSUM, EDITED, is_as_written, with_checksum
+from tfopt.atomic.files import read_stored
 from tfopt.atomic.own_files import json_with, write_own
 from tfopt.errors import ConfigError
 
@@ -92,7 +93,7 @@ def read_schema(path: Path) -> Schema:
         'squares'
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_stored(path).decode())
         if content["version"] != VERSION:
             raise ConfigError(
                 f"A schema must have version {VERSION}, which this version of tfopt writes. "

@@ -8,7 +8,7 @@ from functools import partial
 
 from tfopt.compat.plain import DETOURS
 from tfopt.diagnosis.measured import Measured
-from tfopt.diagnosis.rules import compute, detours, gpu, host, input
+from tfopt.diagnosis.rules import compute, detours, gpu, host, input, memory
 from tfopt.report import Diagnosis
 
 _TF_DATA = "https://www.tensorflow.org/guide/data_performance"
@@ -85,6 +85,9 @@ RULES: tuple[Rule, ...] = (
     Rule(cause="no_machine_code", check=gpu.no_machine_code, source=_CUDA,
          threshold="TensorFlow was not built for the compute capability of the GPU",
          remedy="keep the driver's cache, or another TensorFlow"),
+    Rule(cause="growing_memory", check=memory.growing_memory, source=_FUNCTION,
+         threshold="the memory of the process grows by 1 MB in each quarter of the watched steps",
+         remedy="keep numbers, not tensors; build and compile one model"),
     Rule(cause="small_batch", check=compute.small_batch, source=_TENSOR_CORES,
          threshold="fewer than 16 examples per replica, and 8 times as many save 10% per example",
          remedy="a larger batch"),

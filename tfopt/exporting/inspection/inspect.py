@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
@@ -104,7 +105,7 @@ def _model_at(path: Path) -> tuple[str, Path]:
 
 def _manifest(path: Path) -> tuple[Manifest | None, tuple[str, ...]]:
     """Returns the manifest of an artifact, and what is wrong with its files."""
-    if not (path / MARK).is_file():
+    if not os.path.lexists(path / MARK):  # a pipe or a broken link is a damaged manifest
         return None, ()
     try:
         return read_intact_manifest(path), ()

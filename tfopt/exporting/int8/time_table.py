@@ -22,6 +22,7 @@ import tensorflow as tf
 from pydantic import AliasChoices, Field, TypeAdapter
 
 from tfopt.atomic.checked_json import EDITED, is_as_written
+from tfopt.atomic.files import read_stored
 from tfopt.errors import ConfigError
 from tfopt.exporting.int8.layer_norm import LayerNorm, fused_name
 from tfopt.exporting.int8.weights import lowered_names
@@ -121,7 +122,7 @@ def measure_table(
 def read_table(stored: Path, fusions: Sequence[Fusion], batch_sizes: Sequence[int]) -> TimeTable:
     """Returns a stored table. Raises ConfigError if it is none, or of another model or of other batch sizes."""
     try:
-        content = json.loads(stored.read_bytes())
+        content = json.loads(read_stored(stored))
         table = TypeAdapter(TimeTable).validate_python(content)
     except (OSError, ValueError, RecursionError) as error:  # pydantic's ValidationError is a ValueError
         reason = str(error).splitlines()[0]

@@ -58,9 +58,10 @@ class Runtime:
         self.threads = threads or cores()  # LiteRT's own default is one
         self.own = threading.local()
         started = time.perf_counter()
-        self.interpreter().allocate_tensors()
-        self.load_ms = (time.perf_counter() - started) * 1e3
         details = self.details()
+        if not any(size < 0 for each in details["inputs"].values() for size in each["shape_signature"][1:]):
+            self.interpreter().allocate_tensors()  # else call() does: a file stores open sizes as 1, which may not fit
+        self.load_ms = (time.perf_counter() - started) * 1e3
         self.places = {kind: {name: each["index"] for name, each in found.items()} for kind, found in details.items()}
         described = {kind: {name: describe(each) for name, each in found.items()} for kind, found in details.items()}
         return {

@@ -24,9 +24,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
+from tfopt.atomic.files import read_stored
 from tfopt.errors import ArtifactError
 from tfopt.report import Utilization
 
+MOST_TIMES = 10**7  # a run of months
 PREFIX = "utilization-"
 Figures = Mapping[str, float | None]
 
@@ -180,6 +182,12 @@ def _common_times(workers: Sequence[_Timeline]) -> list[float]:
     step = min(each.step_s for each in workers)
     begin, end = min(each.times[0] for each in workers), max(each.times[-1] for each in workers)
     last = math.ceil((end - begin) / step)
+    count = sum(len(each.times) * 2 * each.step_s / step for each in workers)
+    if count > MOST_TIMES:
+        raise ArtifactError(
+            f"Timelines must be of one run. Received: samples {end - begin:.3g} s apart, one every {step:.3g} s for a "
+            "worker. A file of them is damaged or of another run: remove it."
+        )
     places = {
         math.ceil((moment - begin) / step) + later
         for each in workers
@@ -202,19 +210,24 @@ def _on_times(worker: _Timeline, times: Sequence[float]) -> Iterator[Figures]:
 def _read(file: Path) -> _Timeline:
     found = _Timeline()
     names: list[str] = []
-    lines = file.read_text().splitlines()
+    try:
+        lines = read_stored(file).decode().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArtifactError(f"A timeline must be readable. Received: {file} ({error}). Remove it.") from error
     for number, text in enumerate(lines, start=1):
         try:
             line = json.loads(text)
             if isinstance(line, list):
                 moment, sample = float(line[0]), dict(zip(names, line[1:], strict=True))
+                if not all(value is None or math.isfinite(value) for value in (moment, *sample.values())):
+                    raise ValueError(f"line {number} has values that are not finite")
                 found.times.append(moment)
                 found.samples.append(sample)
                 continue
-            names = line.get("names", names)
-            found.source = line.get("source", found.source)
-            found.unavailable |= line.get("unavailable", {})
-            found.notes += line.get("notes", [])
+            names = list(map(str, line.get("names", names)))
+            found.source = str(line.get("source", found.source))
+            found.unavailable |= {str(name): str(why) for name, why in line.get("unavailable", {}).items()}
+            found.notes += map(str, line.get("notes", []))
         except (ValueError, TypeError, IndexError, AttributeError, RecursionError) as error:
             if number == len(lines):  # the worker was killed while it wrote
                 continue

@@ -18,6 +18,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from tfopt.atomic.files import read_stored
 from tfopt.atomic.own_files import write_own
 from tfopt.errors import ArtifactError
 
@@ -82,7 +83,7 @@ def read_spaces(trace: Path) -> Mapping[str, Any]:
     for file in sorted(trace.glob(f"*{ENDING}")):
         space = empty_xspace()
         try:
-            space.ParseFromString(file.read_bytes())
+            space.ParseFromString(read_stored(file))
         except (DecodeError, OSError) as error:
             raise ArtifactError(
                 f"A trace must be a whole XSpace protobuf. Received: {file} ({error}). Record it again."

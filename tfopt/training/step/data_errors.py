@@ -33,6 +33,7 @@ _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (\S+)')
 _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|__autograph_generated|^<")
 _LABEL = re.compile(r"Received a label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
 _INDEX = re.compile(r"indices\[([\d,]*)\] = (-?\d+) is not in \[0, (\d+)\)")
+_TEXT = re.compile(r"Cast string to \w+ is not supported")
 _COLORS = re.compile(r"\x1b\[\d*m")
 
 
@@ -125,7 +126,12 @@ def explain_specs(error: Exception, model: keras.Model, batch: tuple[Any, Any, A
 
 
 def _of_values(text: str) -> ConfigError | None:
-    """Returns the error for a class number or an id that is too large, as a processor finds it; None for others."""
+    """Returns the error for text, or a class number or id that is too large, as a processor finds it; else None."""
+    if _TEXT.search(text):
+        return ConfigError(
+            "Inputs and labels must be numbers where the model computes with them. Received: text. Convert it to "
+            "numbers, or begin the model with a layer that reads text, such as keras.layers.TextVectorization."
+        )
     if (label := _LABEL.search(text)) is not None:
         number, classes = int(label[1]), int(label[2])
         return ConfigError(

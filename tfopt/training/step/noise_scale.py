@@ -100,8 +100,9 @@ class NoiseScale(keras.callbacks.Callback):
     training are the same, bit for bit, as without this callback.
 
     If a batch has one part only, because there is one device and `accumulate` is 1, then the step computes the
-    gradients of its halves once more, in one of 128 steps: one more forward and backward pass for 128. With
-    several parts, the step computes the norms of gradients that it has anyway, in one of 8 steps.
+    gradients of its halves once more, in one of 512 steps: one more forward and backward pass for 512. With
+    several parts, the step computes the norms of gradients that it has anyway, in one of 256 steps. The other steps
+    run as without this callback.
 
     At the end of each epoch, "noise_scale" is added to the logs. So History, TensorBoard and CSVLogger show it, if the
     callback comes before them in the list. It is NaN where it is unknown. Another `fit` of the same model with the same

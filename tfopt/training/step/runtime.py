@@ -18,8 +18,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.compat.replace import callbacks_of, first_callback, forget, replaced, steps_per_execution, unwrap, wrap
-from tfopt.compat.trainer import BUILD, check_fit, compile_config, element_spec, loss_calls, symbolic_build
+from tfopt.compat.replace import callbacks_of, first_callback, replaced, steps_per_execution, unwrap, wrap
+from tfopt.compat.trainer import BUILD, check_fit, compile_config, loss_calls, symbolic_build
 from tfopt.data.epoch_order import UNCONTROLLED
 from tfopt.errors import UnsupportedModelError, warn
 from tfopt.training.checkpointing.checkpoints import Checkpoints
@@ -36,7 +36,7 @@ from tfopt.training.step.ledger import ATTRIBUTE, Ledger
 from tfopt.training.step.noise import GradientNoise
 from tfopt.training.step.noise_scale import NoiseScale
 from tfopt.training.step.step import Step, without_islands
-from tfopt.training.step.step_runner import CallSizes, StepRunner, loss_is_finite, of_one_replica
+from tfopt.training.step.step_runner import CallSizes, MeasuringRunner, StepRunner, as_one_replica_sees, loss_is_finite
 from tfopt.training.xla import compilation_cause, compilation_failed
 
 METHODS = ("fit", "evaluate", "predict", "make_train_function", "make_test_function", BUILD)
@@ -75,6 +75,7 @@ class Runtime:
         self._compiled = compile_config(model)
         self._fit: FitCallback | None = None  # the `fit` that is running
         self.noise: GradientNoise | None = None  # what the step measures, for a callback of the last `fit`
+        self._measuring: MeasuringRunner | None = None  # of that noise
         self._made = False  # whether there has been a training function
         self._evaluation: CallSizes | None = None  # of the `evaluate` that is running
         # Of the loop that Keras prepares: made with its iterator, taken with the function that it asks for.
@@ -130,8 +131,7 @@ class Runtime:
         asking = next((each for each in callbacks_of(callbacks) if isinstance(each, NoiseScale)), None)
         noise = asking.noise_of(self.model, self._plan) if asking and isinstance(self._step, Step) else None
         if noise is not self.noise:
-            self.noise = noise
-            forget(self.model, "train_function")
+            self.noise, self._measuring = noise, None
 
     def _singly(self, callbacks: Any, call: MethodCall) -> contextlib.AbstractContextManager[None]:
         """Runs one step per call where a callback acts on each batch, as a learning rate for each batch does.
@@ -180,7 +180,7 @@ class Runtime:
         if not own:  # Keras may read a batch, and the order of the data depends on that
             getattr(type(self.model), BUILD)(self.model, iterator=iterator, data_batch=data_batch)
         self._prepared = None if iterator is None else self._call_sizes(iterator)
-        batch = _as_one_replica_sees(iterator, data_batch)
+        batch = as_one_replica_sees(iterator, data_batch)
         if own:
             self._build_for(batch)
 
@@ -239,8 +239,6 @@ class Runtime:
                 self._when_built()
             if self._made:  # the traces of the step hold the model as it was, such as its loss and its masks
                 self._renew_step(self._step.jit_compile)
-            elif isinstance(self._step, Step):
-                self._step.noise = self.noise
             self._made = True
             self.model.train_function = self._train_function()
 
@@ -251,13 +249,12 @@ class Runtime:
             self.model.test_function = self._test_function()
 
     def _train_function(self) -> Callable[[Any], dict[str, Any]]:
-        runner = self._runner(self._step.train, self.ledger)
-        probed = False
+        plain = self._plain_runner()
 
         def train(iterator: Any) -> dict[str, Any]:
-            nonlocal runner, probed
+            nonlocal plain
             if not _is_of_tensorflow(iterator):  # train_on_batch
-                return runner.on_batch(next(iterator))
+                return plain.on_batch(next(iterator))
             fit = self._fit
             if fit is not None and not fit.has_begun:
                 raise UnsupportedModelError(
@@ -273,7 +270,8 @@ class Runtime:
                 return self.model.get_metrics_result()
             while_finite = fit is not None and bool(fit.ending)
             begin = time.perf_counter()
-            if self._step.jit_compile and not probed:
+            runner = self._measured(plain)
+            if self._step.jit_compile and not runner.probed:
                 try:
                     batch = next(iterator)
                 except StopIteration:
@@ -285,12 +283,12 @@ class Runtime:
                 except Exception as error:
                     if not compilation_failed(error):
                         raise
-                    self._give_up_xla(error)
-                    runner = self._runner(self._step.train, self.ledger)
+                    plain = self._give_up_xla(error)
+                    runner = self._measured(plain)
                     done, logs = runner.from_batch(batch, iterator, count, while_finite=while_finite)
             else:
                 done, logs = runner.from_iterator(iterator, count, while_finite=while_finite)
-            probed = True
+            plain.probed = runner.probed = True
             steps = int(done)
             if not steps:
                 if replayed:  # the epoch has no more steps
@@ -307,6 +305,19 @@ class Runtime:
             return logs
 
         return train
+
+    def _plain_runner(self) -> StepRunner:
+        self._measuring = None  # of another step
+        return self._runner(self._step.train, self.ledger)
+
+    def _measured(self, plain: StepRunner) -> StepRunner | MeasuringRunner:
+        """Returns the runner for training: where a callback asks for the noise, one that also measures it."""
+        if self.noise is None or not isinstance(self._step, Step):
+            return plain
+        if self._measuring is None:
+            run = functools.partial(self._step.train, noise=self.noise)
+            self._measuring = MeasuringRunner(plain, self._runner(run, self.ledger), self.noise.every)
+        return self._measuring
 
     def _test_function(self) -> Callable[[Any], dict[str, Any]]:
         runner = self._runner(self._step.test, None)
@@ -334,12 +345,10 @@ class Runtime:
 
     def _renew_step(self, jit_compile: bool) -> None:
         self._step = self._make_step(jit_compile)
-        if isinstance(self._step, Step):
-            self._step.noise = self.noise
-            if self._spec is not None:
-                self._step.prepare(self._spec)
+        if isinstance(self._step, Step) and self._spec is not None:
+            self._step.prepare(self._spec)
 
-    def _give_up_xla(self, error: BaseException) -> None:
+    def _give_up_xla(self, error: BaseException) -> StepRunner:
         cause = compilation_cause(error, self.model)
         warn(f"{cause}. The training goes on without XLA. Set jit_compile=False to start without XLA.")
         self.ledger.gave_up_xla(cause)
@@ -347,6 +356,7 @@ class Runtime:
         self.model.jit_compile = False
         self._compiled = compile_config(self.model)
         self.model.test_function = self.model.predict_function = None
+        return self._plain_runner()
 
     @functools.cached_property
     def synchronize(self) -> Callable[[], None]:
@@ -377,13 +387,6 @@ def plan_of(model: keras.Model) -> Plan | None:
     """Returns the plan that tfopt trains a model under; None if Keras' own step trains it."""
     found = getattr(model, ATTRIBUTE, None)
     return None if found is None else found._plan
-
-
-def _as_one_replica_sees(iterator: Any, data_batch: Any) -> Any:
-    """Returns the specs of the iterator's batches, or else the batch as tensors."""
-    if iterator is not None:
-        return keras.tree.map_structure(of_one_replica, element_spec(iterator))
-    return keras.tree.map_structure(lambda item: None if item is None else tf.convert_to_tensor(item), data_batch)
 
 
 def _zeros(specs: Any) -> Any:

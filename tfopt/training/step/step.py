@@ -47,6 +47,7 @@ from tfopt.training.pipeline_parallel.step import Stages
 from tfopt.training.step.augment import StepAugmentation
 from tfopt.training.step.noise import FIGURES, GradientNoise, without_changes
 
+Noise = GradientNoise | None
 SUM, MEAN = tf.distribute.ReduceOp.SUM, tf.distribute.ReduceOp.MEAN
 
 
@@ -76,7 +77,6 @@ class Step:
         output_losses_as_keras: bool = False,
     ) -> None:
         self.jit_compile = jit_compile
-        self.noise: GradientNoise | None = None  # measures the gradients; set it before the step is traced
         self._augment = augment
         self._output_losses_as_keras = output_losses_as_keras
         self._model = model
@@ -121,14 +121,14 @@ class Step:
         symbolic_call(count, *batch)
         self._counting[_kind(*batch)] = len(found)
 
-    def train(self, data: Any) -> None:
-        """Trains on one batch, distributed or not, and updates the model's metrics."""
+    def train(self, data: Any, noise: Noise = None) -> None:
+        """Trains on one batch, distributed or not, and updates the model's metrics. Measures the noise, if given."""
         with without_islands(self.jit_compile):
             if not self.is_distributed:
-                self._train_one_device(self._augmented(data))
+                self._train_one_device(self._augmented(data), noise)
                 return
             with gradients_already_summed(self._model.optimizer), losses_not_scaled(), visible_reductions():
-                self._strategy.run(lambda data: self._train_on_replica(self._augmented(data)), args=(data,))
+                self._strategy.run(lambda data: self._train_on_replica(self._augmented(data), noise), args=(data,))
 
     def test(self, data: Any) -> None:
         """Evaluates the model on one batch, distributed or not, and updates its metrics."""
@@ -179,7 +179,7 @@ class Step:
 
         self._strategy.run(average)
 
-    def _train_on_replica(self, data: Any) -> None:
+    def _train_on_replica(self, data: Any, noise: Noise) -> None:
         x, y, weight = _unpack(data)
         context = tf.distribute.get_replica_context()
         if self._stages is not None:
@@ -187,18 +187,18 @@ class Step:
             self._record(loss, _batch_size(x), x, y, y_pred, weight)
         elif self._accumulate == 1 and (not self.is_distributed or self._parts_are_equal(x)):
             part = Part(1 / self._replicas, self._totals(x, y, weight)) if self._replicas > 1 else None
-            loss, y_pred, gradients = self._forward_backward(x, y, weight, part)
+            loss, y_pred, gradients = self._forward_backward(x, y, weight, part, noise)
             self._record(loss, _batch_size(x), x, y, y_pred, weight)
         else:
             total = context.all_reduce(SUM, _batch_size(x)) if self.is_distributed else _batch_size(x)
-            gradients = self._accumulated_gradients(x, y, weight, total)
+            gradients = self._accumulated_gradients(x, y, weight, total, noise)
         if self.is_distributed:
             gradients = _all_reduce(context, gradients)
-        if self.noise is not None:
-            gradients = self._measured(self.noise, gradients, x, y, weight)
+        if noise is not None:
+            gradients = self._measured(noise, gradients, x, y, weight)
         self._update(gradients)
 
-    def _accumulated_gradients(self, x: Any, y: Any, weight: Any, total: Any) -> list[Any]:
+    def _accumulated_gradients(self, x: Any, y: Any, weight: Any, total: Any, noise: Noise) -> list[Any]:
         """Returns the gradients summed over micro-batches. They run one after the other, in the same memory.
 
         A replica with fewer examples than micro-batches runs one micro-batch for each example.
@@ -213,7 +213,7 @@ class Step:
             part_x, part_y, part_weight = _examples(begin, end, (x, y, weight))
             share = tf.cast(end - begin, "float32") / tf.cast(total, "float32")
             part = Part(share, totals)
-            loss, y_pred, gradients = self._forward_backward(part_x, part_y, part_weight, part)
+            loss, y_pred, gradients = self._forward_backward(part_x, part_y, part_weight, part, noise)
             self._record(loss, end - begin, part_x, part_y, y_pred, part_weight)
             unused[:] = [place for place, gradient in enumerate(gradients) if gradient is None]
             added = [
@@ -223,7 +223,7 @@ class Step:
             return index + 1, *added
 
         zeros = [tf.zeros(variable.shape, variable.dtype) for variable in variables]
-        zeros += [] if self.noise is None else [tf.zeros(FIGURES)]
+        zeros += [] if noise is None else [tf.zeros(FIGURES)]
         _, *sums = tf.while_loop(lambda index, *_: index < count, add, (tf.constant(0), *zeros), parallel_iterations=1)
         return [None if place in unused else value for place, value in enumerate(sums)]
 
@@ -242,7 +242,7 @@ class Step:
         # TensorFlow computes the masks alone, since nothing reads the other results.
         return counts_of(lambda: self._loss(x, y, self._call(x, training=True), weight, training=True), self._model)
 
-    def _forward_backward_once(self, x: Any, y: Any, weight: Any, part: Part | None) -> tuple[Any, Any, list[Any]]:
+    def _forward_backward_once(self, x: Any, y: Any, weight: Any, part: Part | None, noise: Noise) -> Any:
         model = self._model
         variables = [variable.value for variable in model.trainable_weights]
         with tf.GradientTape() as tape:
@@ -252,8 +252,8 @@ class Step:
             weighted = loss if part is None else loss * tf.cast(part.share, loss.dtype)
             scaled = model.optimizer.scale_loss(weighted)
         gradients = tape.gradient(scaled, variables)
-        if self.noise is not None and part is not None:  # what is measured is summed as gradients are
-            gradients.append(self.noise.of_part(gradients, part.share, _batch_size(x), model.optimizer))
+        if noise is not None and part is not None:  # what is measured is summed as gradients are
+            gradients.append(noise.of_part(gradients, part.share, _batch_size(x)))
         return loss, y_pred, gradients
 
     def _measured(self, noise: GradientNoise, gradients: list[Any], x: Any, y: Any, weight: Any) -> list[Any]:
@@ -263,23 +263,23 @@ class Step:
             return of_model
 
         def of_parts() -> list[Any]:
-            return self._gradients_of_halves(x, y, weight) if noise.halves else gradients
+            return self._gradients_of_halves(x, y, weight, noise) if noise.halves else gradients
 
         with tf.control_dependencies([each for each in of_model if each is not None]):  # memory: one pass at a time
             noise.note(of_parts, self._model.optimizer, _batch_size(x))
         return of_model
 
-    def _gradients_of_halves(self, x: Any, y: Any, weight: Any) -> list[Any]:
+    def _gradients_of_halves(self, x: Any, y: Any, weight: Any, noise: GradientNoise) -> list[Any]:
         """Returns the gradients of a batch, computed from its halves, and their figures. No state changes."""
         size = _batch_size(x)
-        middle = size // 2
         with without_changes(self._model):
             halves = [
                 self._forward_backward_once(
                     *_examples(begin, end, (x, y, weight)),
                     Part(tf.cast(end - begin, "float32") / tf.cast(size, "float32")),
+                    noise,
                 )[2]
-                for begin, end in ((0, middle), (middle, size))
+                for begin, end in ((0, size // 2), (size // 2, size))
             ]
         return [None if one is None else _dense(one) + _dense(other) for one, other in zip(*halves, strict=True)]
 

@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfopt.compat.tensorflow import spec_of_first_replica
-from tfopt.compat.trainer import built_under
+from tfopt.compat.trainer import built_under, element_spec
 from tfopt.training.step.ledger import Ledger
 
 
@@ -31,6 +31,7 @@ class StepRunner:
         self._ledger = ledger
         self._watch_shapes = watch_shapes
         self._last_shapes: Any = None  # a variable, made with the first batch
+        self.probed = False  # whether a call has ended without an error
         self.on_batch = self._function(self._on_batch)
         self._next = self._function(self._on_next)
         self._several = self._function(self._on_several)
@@ -51,14 +52,17 @@ class StepRunner:
         self, batch: Any, iterator: Any, count: int, *, while_finite: bool = False
     ) -> tuple[Any, dict[str, Any]]:
         """Runs up to `count` steps. The first of their batches is already taken from the iterator."""
-        # Made here, because a trace must not make variables.
-        self._last_shapes = tf.Variable(tf.fill(tf.shape(_shapes(batch)), -1))
+        self.watch_from(batch)
         # With the iterator's signature, XLA compiles the first batch as it compiles all others.
         logs = self._function(self._on_batch, input_signature=[iterator.element_spec])(batch)
         if count == 1 or (while_finite and not loss_is_finite(logs)):
             return 1, logs
         done, logs = self.from_iterator(iterator, count - 1, while_finite=while_finite)
         return int(done) + 1, logs
+
+    def watch_from(self, batch: Any) -> None:
+        """Begins to watch the shapes of batches. A trace must not make the variable."""
+        self._last_shapes = tf.Variable(tf.fill(tf.shape(_shapes(batch)), -1))
 
     def _function(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
         if self._model.run_eagerly:
@@ -142,6 +146,51 @@ class StepRunner:
             self._ledger.traced(shapes, time.perf_counter() - begin)
 
 
+class MeasuringRunner:
+    """Runs steps as `StepRunner` does, the first and then one in `every` by a function of its own, which also measures.
+
+    So a step that is not measured costs what it costs in a training that measures nothing.
+    """
+
+    def __init__(self, plain: StepRunner, measuring: StepRunner, every: int) -> None:
+        self._plain, self._measuring, self._every = plain, measuring, every
+        self._done = 0
+        self.on_batch = plain.on_batch
+        self.probed = False
+
+    def from_iterator(self, iterator: Any, count: int, *, while_finite: bool = False) -> tuple[Any, dict[str, Any]]:
+        """See `StepRunner.from_iterator`."""
+        total, more = 0, True
+        while more:
+            runner, wanted = self._next(count - total)
+            done, logs = runner.from_iterator(iterator, wanted, while_finite=while_finite)
+            if wanted == count:  # one call, whose end nobody waits for here
+                self._done += wanted
+                return done, logs
+            total, self._done = total + int(done), self._done + int(done)
+            more = int(done) == wanted and total < count and (not while_finite or bool(loss_is_finite(logs)))
+        return total, logs
+
+    def from_batch(
+        self, batch: Any, iterator: Any, count: int, *, while_finite: bool = False
+    ) -> tuple[Any, dict[str, Any]]:
+        """See `StepRunner.from_batch`."""
+        self._plain.watch_from(batch)
+        done, logs = self._measuring.from_batch(batch, iterator, 1)
+        self._done = 1
+        if count == 1 or (while_finite and not loss_is_finite(logs)):
+            return done, logs
+        done, logs = self.from_iterator(iterator, count - 1, while_finite=while_finite)
+        return int(done) + 1, logs
+
+    def _next(self, left: int) -> tuple[StepRunner, int]:
+        """Returns the runner of the next steps, and how many of those that are left it runs in one call."""
+        plain = -self._done % self._every
+        if plain:
+            return self._plain, min(plain, left)
+        return self._measuring, left if self._every == 1 else 1
+
+
 class CallSizes:
     """Divides the steps of an epoch into calls of one size, and a smaller last one for the remaining steps.
 
@@ -205,6 +254,13 @@ def of_one_replica(item: Any) -> Any:
     if isinstance(item, tf.distribute.DistributedValues):
         return item.values[0]
     return spec_of_first_replica(item)
+
+
+def as_one_replica_sees(iterator: Any, data_batch: Any) -> Any:
+    """Returns the specs of the iterator's batches, or else the batch as tensors."""
+    if iterator is not None:
+        return keras.tree.map_structure(of_one_replica, element_spec(iterator))
+    return keras.tree.map_structure(lambda item: None if item is None else tf.convert_to_tensor(item), data_batch)
 
 
 def _tensors(batch: Any) -> list[Any]:
