@@ -1,4 +1,4 @@
-"""The command `tfopt tune`, which finds settings of a training by measurement: the speed settings, or the batch size."""
+"""The command `tfopt tune`, which finds settings of a training by measurement: those of its speed, or its batch size."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def _settings(asked: list[str], options: TuneOptions) -> TuneReport:
     target, *rest = asked
     if target == "-m" or target.endswith(".py"):
         raise ConfigError(
-            f"A script must be given with --only batch-size. Received: {target}. Its speed settings are those of "
-            "tfopt accelerate."
+            f"A script must be given with --only batch-size. Received: {target}. Its speed settings are not searched. "
+            "Add the option, or see tfopt accelerate, which runs a script with faster settings."
         )
     if rest:
         raise ConfigError(f"A recipe takes no further words. Received: {' '.join(rest)}. Put the options before it.")

@@ -14,18 +14,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tfopt.atomic.files import write_text
 from tfopt.report import Record
 from tfopt.timing import Estimate, estimate
-from tfopt.tuning.limit import Used, kept, of_json
+from tfopt.tuning.limit import kept, of_json
+from tfopt.tuning.timed import TimedFit
+from tfopt.tuning.trial import begin_training, set_devices
 from tfopt.tuning.workload import Workload
 
-if TYPE_CHECKING:
-    from tfopt.tuning.timed import Training
-
 FEWEST = 6  # turns: the interval of fewer is all of them, and says little
+LOSS_STEPS = 10
 ALIKE = 0.02  # a ratio that is known to be within this of one needs no more turns
 LOOK_S = 0.005
 
@@ -50,18 +50,12 @@ class Side(Record):
     sides: int
     baton: str
     settings: Mapping[str, Any] = field(default_factory=dict)
-    steps: int = 10
+    steps: int = LOSS_STEPS
     tolerance: float | None = None
     window_s: float = 0.5
     turns: int = 12
     limit_s: float = math.inf
     bar: float = 0.0
-
-
-def begin_turns(baton: Path, sides: int) -> None:
-    """Writes the file that the processes pass on."""
-    state = {"calls": 0, "rates": [[] for _ in range(sides)], "losses": [[] for _ in range(sides)], "over": ""}
-    write_text(baton, json.dumps(state))
 
 
 def compare(
@@ -75,21 +69,24 @@ def compare(
     Returns: The examples of a second in each turn, the losses, why the turns have ended, the peak of the memory, and
         the facts.
     """
-    from tfopt.tuning.trial import begin_training, set_devices  # here, because a script imports TensorFlow itself
-
     what, asked = Workload(**workload), Side(**side)
     set_devices(what)
     with kept(of_json(limit), Path(directory)) as used, contextlib.ExitStack() as scopes:
         training, _ = begin_training(what, asked.settings, scopes)
-        return take_turns(training, asked, used)
+        fit = TimedFit(training, training.batch)
+        fit.steps_s(asked.steps, 2)
+        final = _take_turns(fit, asked)
+        return {
+            "rates": final["rates"][asked.number],
+            "losses": fit.losses[:2],
+            "over": final["over"],
+            "peak_bytes": used.peak(),
+            "facts": None if training.facts is None else training.facts.to_dict(),
+        }
 
 
-def take_turns(training: Training, asked: Side, used: Used) -> dict[str, Any]:
-    """Trains in turns with the other sides, and returns what was seen; see `compare`."""
-    from tfopt.tuning.timed import TimedFit
-
-    fit = TimedFit(training, training.batch)
-    fit.steps_s(asked.steps, 2)
+def _take_turns(fit: TimedFit, asked: Side) -> dict[str, Any]:
+    """Trains in turns with the other sides. Returns what the file holds at the end."""
     losses, end = fit.losses[:2], time.monotonic() + asked.limit_s
 
     def call(state: dict[str, Any]) -> None:
@@ -104,14 +101,7 @@ def take_turns(training: Training, asked: Side, used: Used) -> dict[str, Any]:
         if state["calls"] % asked.sides == 0:
             state["over"] = _over(state, asked, end)
 
-    final = _until_over(Path(asked.baton), asked.number, asked.sides, call)
-    return {
-        "rates": final["rates"][asked.number],
-        "losses": losses,
-        "over": final["over"],
-        "peak_bytes": used.peak(),
-        "facts": None if training.facts is None else training.facts.to_dict(),
-    }
+    return _until_over(Path(asked.baton), asked.number, asked.sides, call)
 
 
 def _until_over(baton: Path, number: int, sides: int, call: Callable[[dict[str, Any]], None]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the process of a training knows of the settings that `tfopt.tune` may change: their values, and what is fixed."""
+"""What the process of a training knows of the settings that `tfopt.tune` may change: their values, what is fixed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Facts(Record):
         replicas: Number of replicas.
         examples: Number of training examples; None if it is unknown.
         steps: Number of steps of an epoch; None if it is unknown.
-        places: The lines of a script that compile the model and train it.
+        at_once: Number of steps that Keras' own function always makes, one after the other; 1 with tfopt's.
     """
 
     values: Mapping[str, Any]
@@ -34,7 +34,7 @@ class Facts(Record):
     replicas: int = 1
     examples: int | None = None
     steps: int | None = None
-    places: Mapping[str, str] = field(default_factory=dict)
+    at_once: int = 1
 
 
 def facts_of(plan: Plan, model: keras.Model, examples: Examples, *, keras_step: bool = False) -> Facts:
@@ -63,7 +63,8 @@ def facts_of(plan: Plan, model: keras.Model, examples: Examples, *, keras_step: 
     count = examples.size("train")
     size = config.global_batch_size
     steps = config.steps_per_epoch if config.steps_per_epoch and not keras_step else count and -(-count // size)
-    return Facts(values=values, fixed=fixed, replicas=plan.replicas, examples=count, steps=steps)
+    at_once = int(model.steps_per_execution or 1) if keras_step else 1
+    return Facts(values=values, fixed=fixed, replicas=plan.replicas, examples=count, steps=steps, at_once=at_once)
 
 
 def facts_of_data(

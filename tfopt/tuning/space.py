@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from tfopt.data import PREFETCH
 from tfopt.hardware import Hardware
@@ -15,7 +15,6 @@ from tfopt.tuning.advice import advise
 from tfopt.tuning.facts import Facts
 from tfopt.tuning.trial import STEP, TFOPT
 
-Kind = Literal["recipe", "model", "script"]
 PRECISIONS = ("float32", "mixed_bfloat16", "mixed_float16")
 MANY_STEPS, MANY_BATCHES = 50, 8  # of an execution, and in advance
 LEAST_PART = 8  # examples of a micro-batch
@@ -35,7 +34,6 @@ PATHS = {
     "prefetch": ("training", "prefetch"),
 }
 OF_TFOPT = ("jit_compile", "steps_per_execution", "accumulate", "strategy", "remat", "communication")
-IN_SCRIPTS = (STEP, "precision", "jit_compile", "steps_per_execution", "prefetch")
 THREADS = "the pipeline decodes on all logical cores"
 ALLOW = "it changes the training; allow it with other_batches"
 
@@ -46,14 +44,13 @@ class Space(Record):
 
     choices: Mapping[str, tuple[Any, ...]]
     left_out: Mapping[str, str]
-    kind: Kind = "recipe"
 
     def changes(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Returns in which settings a trial differs from the start, with what they need.
 
         Example:
             >>> choices = {"step": ("keras", "tfopt"), "jit_compile": (False, True), "prefetch": (2, 8)}
-            >>> space = Space(choices=choices, left_out={}, kind="model")
+            >>> space = Space(choices=choices, left_out={})
             >>> space.changes({"step": "keras", "jit_compile": True, "prefetch": 2})
             {'step': 'tfopt', 'jit_compile': True}
         """
@@ -64,8 +61,7 @@ class Space(Record):
         }
         if found.get("strategy") == "none":
             found.pop("communication", None)
-        needing = OF_TFOPT if self.kind == "model" else ("precision",) if self.kind == "script" else ()
-        if STEP in self.choices and not found.keys().isdisjoint(needing):
+        if STEP in self.choices and not found.keys().isdisjoint(OF_TFOPT):
             found = {STEP: TFOPT, **found}
         return found
 
@@ -79,13 +75,13 @@ class Space(Record):
         return {name: changes.get(name, values[0]) for name, values in self.choices.items()}
 
 
-def space_of(facts: Facts, machine: Hardware, kind: Kind, *, other_batches: bool) -> Space:
+def space_of(facts: Facts, machine: Hardware, *, of_model: bool = False, other_batches: bool = False) -> Space:
     """Returns the settings to search.
 
     Example:
         >>> machine = Hardware(logical_cores=2, memory_bytes=2**33, tensorflow_version="2.21.0")
         >>> values = {"precision": "float32", "jit_compile": False, "steps_per_execution": 10, "prefetch": 2}
-        >>> found = space_of(Facts(values=values, steps=30), machine, "script", other_batches=False)
+        >>> found = space_of(Facts(values=values, steps=30), machine)
         >>> dict(found.choices)
         {'jit_compile': (False, True), 'steps_per_execution': (10, 1), 'prefetch': (2, 8)}
         >>> found.left_out["precision"][:26]
@@ -107,7 +103,7 @@ def space_of(facts: Facts, machine: Hardware, kind: Kind, *, other_batches: bool
     reasons = {each: choose_precision(each, machine)[1].removeprefix("as asked; ") for each in PRECISIONS}
     drawbacks = [f"{each}: {reason}" for each, reason in reasons.items() if reason != "as asked"]
     add(STEP, (TFOPT,), "")
-    if kind == "model":
+    if of_model:
         left_out["precision"] = "the layers of a built model keep their dtypes; build it in the scope of a plan"
     add("precision", [each for each in PRECISIONS if reasons[each] == "as asked"], "; ".join(drawbacks))
     add("jit_compile", (False, True), "")
@@ -129,13 +125,10 @@ def space_of(facts: Facts, machine: Hardware, kind: Kind, *, other_batches: bool
     add("remat", (None, "activations"), "")
     add("communication", ("auto", "nccl", "hierarchical_copy") if many else (), "there is one device")
     add("prefetch", (PREFETCH, MANY_BATCHES), "")
-    left_out.setdefault("threads", THREADS if kind != "script" else "they are the script's own")
-    if kind == "script":
-        known = {name: reason for name, reason in left_out.items() if name in (*IN_SCRIPTS, "threads")}
-        left_out = {**known, "other settings": "tfopt accelerate does not change them"}
-    if kind == "model":
+    left_out.setdefault("threads", THREADS)
+    if of_model:
         left_out |= dict.fromkeys(("cache", "augment"), "the examples of a model are given as they are")
-    return Space(choices={name: found[name] for name in PATHS if name in found}, left_out=left_out, kind=kind)
+    return Space(choices={name: found[name] for name in PATHS if name in found}, left_out=left_out)
 
 
 def tables_of(changes: Mapping[str, Any], training: TrainingConfig, facts: Facts) -> dict[str, Any]:

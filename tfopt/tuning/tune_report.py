@@ -17,28 +17,38 @@ from tfopt.timing import Estimate
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneTrial(Record):
-    """One trial: settings that were trained in turns with those of the start.
+class Comparison(Record):
+    """What was seen of settings that were trained in turns with others.
 
     Attributes:
-        number: Its number in the study.
-        changes: The settings in which it differs from the start.
-        state: "measured", "slower" (found out early), "loss" (it does not reach the same loss) or "failed".
-        speedup: Its speed as a share of that of the start, with its interval; None if it was not timed.
-        losses: The losses of the start and its own, in the two epochs that are compared.
-        peak_bytes: The largest memory that it took; None if it failed.
+        state: "measured", "slower" (found out early), "loss" (they do not reach the same loss), "failed", or "cut" (the
+            time of the search has ended it).
+        speedup: Their speed as a share of that of the others, with its interval; None if it was not timed.
+        losses: The losses of the others and their own, in the two epochs that are compared.
+        peak_bytes: The largest memory that their process took; None if it failed.
         seconds: How long it ran.
-        reason: Why it failed; empty if it did not.
+        reason: Why there is no speed; empty if there is one.
     """
 
-    number: int
-    changes: Mapping[str, Any]
     state: str
     speedup: Estimate | None = None
     losses: tuple[tuple[float, ...], ...] = ()
     peak_bytes: int | None = None
     seconds: float
     reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneTrial(Comparison):
+    """One trial: settings that were trained in turns with those of the start.
+
+    Attributes:
+        number: Its number in the study.
+        changes: The settings in which it differs from the start.
+    """
+
+    number: int
+    changes: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,19 +77,16 @@ class TuneReport(Record, Shown):
     """The speed settings of a training, with the measurements that chose them.
 
     Attributes:
-        name: The recipe, the model or the script.
-        kind: "recipe", "model" or "script".
+        name: The recipe or the model.
+        kind: "recipe" or "model".
         examples_per_s: The speed at the start.
         changes: The settings in which the result differs from the start; empty if nothing is faster.
-        settings: The same as the nested tables of a recipe, with the learning rate that another batch needs. Empty for
-            a script.
+        settings: The same as the nested tables of a recipe, with the learning rate that another batch needs.
         speedup: The speed of the result as a share of the start's, measured once more at the end; None if there are no
             changes.
         contributions: What each setting contributes.
         trials: The trials, in their order.
         left_out: The settings that were not searched, with the reasons.
-        flags: For a script, the command that applies what a command can; empty if there is none.
-        lines: For a script, the lines to change.
         ended_by: Why the search ended.
         seconds: How long it took.
     """
@@ -93,8 +100,6 @@ class TuneReport(Record, Shown):
     contributions: tuple[Contribution, ...] = ()
     trials: tuple[TuneTrial, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
-    flags: str = ""
-    lines: tuple[str, ...] = ()
     ended_by: str
     seconds: float
 
@@ -127,9 +132,9 @@ class TuneReport(Record, Shown):
             ("result", result),
             ("trials", f"{len(self.trials)} in {self.seconds:.0f} s; {self.ended_by}"),
         ]
-        if self.flags:
-            rows.append(("command", self.flags))
-        rows += [("change" if place == 0 else "", line) for place, line in enumerate(self.lines)]
+        if self.kind == "model" and self.changes:
+            words = ", ".join(f"{name}={value!r}" for name, value in self.settings.get("training", {}).items())
+            rows.append(("apply", f"tfopt.compile(model, tfopt.plan(TrainingConfig({words})), ...)"))
         left = [(name, reason) for name, reason in self.left_out.items()]
         return Sheet(
             title=f"speed settings of {self.name}",

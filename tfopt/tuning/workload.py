@@ -26,6 +26,7 @@ from tfopt.training.distributed.cluster import find_cluster
 from tfopt.training.step.runtime import plan_of
 
 RECIPE, MODEL, DATA = "recipe.toml", "model.keras", "data"
+KERAS_BATCH = 32
 SAVED = 8192  # examples of a model's data that the trials train on, again and again
 
 
@@ -105,7 +106,11 @@ def _of_model(model: keras.Model, data: Any, folder: Path, training: TrainingCon
         )
     decided = plan_of(model)
     strategy = built_under(model)
-    own = TrainingConfig(precision="float32", strategy="none" if strategy is None else strategy)  # for Keras' own step
+    own = TrainingConfig(  # for Keras' own step
+        precision="float32",
+        strategy="none" if strategy is None else strategy,
+        global_batch_size=_batch_size(model, data),
+    )
     settings = training or (own if decided is None else decided.config)
     if isinstance(settings.strategy, tf.distribute.MirroredStrategy):
         settings = replace(settings, strategy="mirrored")
@@ -146,9 +151,7 @@ def _examples(model: keras.Model, data: Any) -> Examples:
             "tf.data.Dataset."
         )
     if isinstance(data, tf.data.Dataset):
-        first = tf.nest.flatten(data.element_spec)[0]
-        inputs = getattr(model, "inputs", None)  # a subclass has none
-        if inputs and first.shape.rank == len(inputs[0].shape):  # of batches
+        if _is_batched(model, data):
             data = data.unbatch()
         dataset = check_examples(data)
         if int(dataset.cardinality()) < 0:
@@ -157,6 +160,18 @@ def _examples(model: keras.Model, data: Any) -> Examples:
     else:
         dataset = tf.data.Dataset.from_tensor_slices(check_examples(data))
     return Examples(name=model.name, train=dataset, test=dataset.take(256), outputs=1)
+
+
+def _is_batched(model: keras.Model, data: tf.data.Dataset) -> bool:
+    inputs: Any = getattr(model, "inputs", None)  # a subclass has none
+    return bool(inputs) and tf.nest.flatten(data.element_spec)[0].shape.rank == len(inputs[0].shape)
+
+
+def _batch_size(model: keras.Model, data: Any) -> int:
+    """Returns the batch of a data set in batches; else that which `fit` takes."""
+    if not isinstance(data, tf.data.Dataset) or not _is_batched(model, data):
+        return KERAS_BATCH
+    return next((int(tf.nest.flatten(each)[0].shape[0]) for each in data.take(1)), KERAS_BATCH)
 
 
 def _plain(recipe: Recipe) -> Recipe:
