@@ -1,4 +1,4 @@
-"""The command `tfopt tune`, which finds settings of a training by measurement: those of its speed, or its batch size."""
+"""The command `tfopt tune`, which finds settings of a training by measurement: for its speed, or its batch size."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from tfopt.tuning.report import BatchSizeReport
     from tfopt.tuning.tune_report import TuneReport
 
-BOTH = {each.name for each in fields(TuneConfig)} & {each.name for each in fields(BatchSizeConfig)}
+# max_trials has another meaning and another default in each of them.
+OF_SPEED = {each.name for each in fields(TuneConfig)} - {"max_trials"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,13 +67,12 @@ def tune_command(words: list[str]) -> int:
 
 def _settings(asked: list[str], options: TuneOptions) -> TuneReport:
     for each in fields(BatchSizeConfig):
-        if each.name not in BOTH and getattr(options, each.name) != each.default:
+        if each.name not in OF_SPEED and getattr(options, each.name) != each.default:
             raise ConfigError(
                 f"{each.name} must be given with --only batch-size. Received: {each.name}="
                 f"{getattr(options, each.name)!r}. Add it, or leave {each.name} out."
             )
-    names = [each.name for each in fields(TuneConfig) if each.name != "max_trials"]
-    config = TuneConfig(**{name: getattr(options, name) for name in names})
+    config = TuneConfig(**{name: getattr(options, name) for name in OF_SPEED})
     target, *rest = asked
     if target == "-m" or target.endswith(".py"):
         raise ConfigError(

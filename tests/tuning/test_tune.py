@@ -1,0 +1,101 @@
+"""Real searches for speed settings, whose trials are processes of their own."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import keras
+import numpy as np
+import psutil
+import pytest
+from stubborn import Stubborn
+
+import tfopt
+from tfopt import TrainingConfig, TrainingError, TuneConfig, TuneReport
+from tfopt.cli import main
+
+pytest.importorskip("optuna")
+SEEN = {"window_s": 0.02, "turns": 6}
+RECIPE = tfopt.Recipe(
+    name="tiny",
+    model=tfopt.ModelConfig(builder="mlp", arguments={"units": [8]}),
+    data=tfopt.DataConfig(source="synthetic", arguments={"examples": 512, "input_shape": [4]}),
+    training=TrainingConfig(precision="float32", jit_compile=False, global_batch_size=16, steps_per_execution=1),
+)
+
+
+@pytest.mark.slow
+def test_the_command_finds_settings_that_are_faster_and_that_a_run_takes(tmp_path, capsys):
+    file = tmp_path / "tiny.toml"
+    file.write_text(RECIPE.to_toml())
+    words = ["--window-s", "0.05", "--turns", "8", "--minutes", "1.5", "--json", "--directory", str(tmp_path / "run")]
+    start = time.monotonic()
+    assert main(["tune", *words, str(file)]) == 0
+    assert time.monotonic() - start < 2 * 90
+    report = TuneReport.from_json(capsys.readouterr().out)
+    assert report == TuneReport.from_json((tmp_path / "run" / "tune.json").read_bytes())
+    # a step of so small a model is the way through Python, which several steps in one call save
+    assert report.changes["steps_per_execution"] > 1
+    assert report.speedup.least > 1
+    assert {each.setting for each in report.contributions} == (
+        set(report.changes) if len(report.changes) > 1 else set()
+    )
+    (tmp_path / "fast.toml").write_text(report.to_toml())
+    changed = tfopt.recipes.compose(file, tmp_path / "fast.toml")
+    assert changed.training.steps_per_execution == report.changes["steps_per_execution"]
+    assert main(["run", str(file), str(tmp_path / "fast.toml"), "--quick"]) == 0
+
+
+@pytest.mark.slow
+def test_a_trial_that_always_fails_is_recorded_and_the_search_goes_on(tmp_path):
+    model = keras.Sequential([keras.Input((8,)), Stubborn(), keras.layers.Dense(4)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+    before = [each.numpy() for each in model.weights]
+    data = np.random.default_rng(0).random((256, 8), np.float32), np.arange(256) % 4
+    report = tfopt.tune(model, data, TuneConfig(max_trials=3, **SEEN), directory=tmp_path / "run")
+    assert [each.changes for each in report.trials[:2]] == [{"step": "tfopt"}, {"step": "tfopt", "jit_compile": True}]
+    assert [each.state for each in report.trials[:2]] == ["measured", "failed"]
+    assert report.trials[1].reason
+    assert len(report.trials) == 3
+    assert report.changes.get("jit_compile") is not True
+    assert all((one == other.numpy()).all() for one, other in zip(before, model.weights, strict=True))
+
+
+@pytest.mark.slow
+def test_a_search_that_was_killed_goes_on_with_the_same_trials(tmp_path):
+    (tmp_path / "tiny.toml").write_text(RECIPE.to_toml())
+    words = ["-m", "tfopt", "tune", "--window-s", "0.02", "--turns", "6", "--directory", "run", "tiny.toml"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    first = tmp_path / "run" / "trials" / "000" / "trial.json"
+    with (tmp_path / "log.txt").open("wb") as log:
+        process = subprocess.Popen([sys.executable, *words], cwd=tmp_path, env=environment, stdout=log, stderr=log)
+        try:
+            end = time.monotonic() + 240
+            while time.monotonic() < end and process.poll() is None and not first.is_file():
+                time.sleep(0.05)
+            children = psutil.Process(process.pid).children(recursive=True)
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+    assert first.is_file(), (tmp_path / "log.txt").read_text()
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+    written = first.stat().st_mtime_ns
+    config = TuneConfig(max_trials=2, **SEEN)
+    report = tfopt.tune(tmp_path / "tiny.toml", config=config, directory=tmp_path / "run")
+    assert first.stat().st_mtime_ns == written
+    assert [each.number for each in report.trials] == [0, 1]
+    with pytest.raises(tfopt.ConfigError, match="which has another search"):
+        tfopt.tune(tmp_path / "tiny.toml", config=TuneConfig(seed=1, **SEEN), directory=tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_training_that_fails_as_it_is_has_the_cause():
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    model.compile("sgd", "mse")
+    with pytest.raises(TrainingError, match="must run as it is"):
+        tfopt.tune(model, (np.zeros((64, 8), np.float32), np.zeros((64, 5), np.float32)))
+    with pytest.raises(tfopt.ConfigError, match="must be enough to train"):
+        tfopt.tune(model, (np.zeros((64, 8)), np.zeros((64, 4))), TuneConfig(minutes=0.001))
