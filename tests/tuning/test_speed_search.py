@@ -12,6 +12,7 @@ from tfopt import ConfigError, TrainingConfig, TuneConfig, TuneReport
 from tfopt.cli import main
 from tfopt.hardware import Gpu, Hardware
 from tfopt.timing import Estimate
+from tfopt.tuning import exploration
 from tfopt.tuning.comparison import ratio, same_loss
 from tfopt.tuning.exploration import Exploration
 from tfopt.tuning.facts import Facts, facts_of
@@ -120,29 +121,35 @@ def explored(folder, *, seed=0, most=10**6, fails=()):
 
 
 def test_each_change_is_tried_alone_then_the_faster_ones_together(tmp_path):
-    found, ended, ran = explored(tmp_path)
+    found, ended, ran = explored(tmp_path, most=7)
     alone = [{"jit": True}, {"cache": "off"}, {"calls": 1}, {"calls": 50}, {"prefetch": 8}]
     assert [changes for _, changes in ran[:6]] == [*alone, {"cache": "off", "calls": 50}]
     assert found.best.changes == {"cache": "off", "calls": 50}
-    tried = [tuple(changes.items()) for _, changes in ran]
-    assert len(set(tried)) == len(tried)  # nothing twice
+    assert ended == "most"
+
+
+def test_a_search_ends_when_all_is_tried_and_tries_nothing_twice(tmp_path, monkeypatch):
+    monkeypatch.setattr(exploration, "MOST_DOUBLES", 4)
+    small = Space(choices={"jit": (False, True), "cache": ("memory", "off")}, left_out={})
+    ran = []
+    ended = Exploration(small, 0, tmp_path, known(ran)).run()
     assert ended == "all settings that were proposed have been tried"
-    assert len(found.trials) > 15  # of 23
+    assert [changes for _, changes in ran[:2]] == [{"jit": True}, {"cache": "off"}]
+    assert len({tuple(changes.items()) for _, changes in ran}) == len(ran)
 
 
 def test_a_trial_that_fails_is_recorded_and_never_the_best(tmp_path):
-    found, _, _ = explored(tmp_path, fails=[("calls", 50)], most=8)
+    found, _, _ = explored(tmp_path, fails=[("calls", 50)], most=6)
     failed = [each for each in found.trials.values() if each.state == "failed"]
     assert failed
     assert {each.reason for each in failed} == {"it crashed"}
     assert found.best.changes == {"cache": "off"}
-    nothing, _, _ = explored(tmp_path / "none", fails=[("cache", "off"), ("calls", 50)], most=8)
-    assert nothing.best is None
 
 
 def test_a_seed_proposes_the_same_whatever_fails_and_a_stopped_search_goes_on(tmp_path):
     _, _, whole = explored(tmp_path / "whole", most=9)
-    _, _, failing = explored(tmp_path / "failing", most=8, fails=[("cache", "off"), ("calls", 50)])
+    failing_search, _, failing = explored(tmp_path / "failing", most=8, fails=[("cache", "off"), ("calls", 50)])
+    assert failing_search.best is None
     of_whole, of_failing = dict(whole), dict(failing)
     both = sorted(of_whole.keys() & of_failing.keys())
     assert [of_whole[each] for each in both] == [of_failing[each] for each in both]
@@ -245,6 +252,6 @@ def test_wrong_arguments_are_errors_before_any_trial(tmp_path, capsys):
         tfopt.tune("digits_cnn", directory=tmp_path)
     assert main(["tune", "train.py"]) == 2
     assert "tfopt accelerate" in capsys.readouterr().err
-    assert main(["tune", "--hard", "digits_cnn"]) == 2
+    assert main(["tune", "--no-throughput", "digits_cnn"]) == 2
     assert "--only batch-size" in capsys.readouterr().err
     assert main(["tune", "digits_cnn", "more"]) == 2

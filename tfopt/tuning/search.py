@@ -43,7 +43,7 @@ from tfopt.tuning.tune_report import Contribution, TuneReport, TuneTrial
 from tfopt.tuning.workload import RECIPE, Workload, workload_of
 
 MARK, REPORT = "tuning.json", "tune.json"
-LAST_TRIALS = 2.5  # the last comparison has twice the turns of a trial, but starts as fast
+LAST_TRIALS = 1.5  # the last comparison has twice the turns of a trial, but starts as fast
 # What a later call with the same directory may change.
 FREE: dict[str, Any] = {"minutes": 1.0, "max_trials": None, "trial_limit_s": 1.0}
 OnStep = Callable[[str], object]
