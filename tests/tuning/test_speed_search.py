@@ -13,7 +13,7 @@ from tfopt.cli import main
 from tfopt.hardware import Gpu, Hardware
 from tfopt.timing import Estimate
 from tfopt.tuning import exploration
-from tfopt.tuning.comparison import ratio, same_loss
+from tfopt.tuning.comparison import ratio, reaches_loss
 from tfopt.tuning.exploration import Exploration
 from tfopt.tuning.facts import Facts, facts_of
 from tfopt.tuning.space import Space, space_of, tables_of
@@ -179,9 +179,10 @@ def test_ratios_are_those_within_turns_and_losses_are_compared_as_shares():
     assert ratio([100 * each for each in drift], [150 * each for each in drift]) == Estimate(
         median=1.5, least=1.5, most=1.5
     )
-    assert same_loss([4.0, 2.0], [4.0, 2.19], 0.05)
-    assert not same_loss([4.0, 2.0], [4.0, 2.21], 0.05)
-    assert not same_loss([4.0, 2.0], [4.0, math.inf], None)
+    assert reaches_loss([4.0, 2.0], [4.0, 2.19], 0.05)
+    assert not reaches_loss([4.0, 2.0], [4.0, 2.21], 0.05)
+    assert reaches_loss([4.0, 2.0], [4.0, 1.0], 0.05)
+    assert not reaches_loss([4.0, 2.0], [4.0, math.inf], None)
 
 
 def report():

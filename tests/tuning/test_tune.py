@@ -21,8 +21,8 @@ SEEN = {"window_s": 0.02, "turns": 6}
 RECIPE = tfopt.Recipe(
     name="tiny",
     model=tfopt.ModelConfig(builder="mlp", arguments={"units": [8]}),
-    data=tfopt.DataConfig(source="synthetic", arguments={"examples": 512, "input_shape": [4]}),
-    training=TrainingConfig(precision="float32", jit_compile=False, global_batch_size=16, steps_per_execution=1),
+    data=tfopt.DataConfig(source="synthetic", arguments={"examples": 256, "input_shape": [4]}),
+    training=TrainingConfig(precision="float32", jit_compile=False, global_batch_size=2, steps_per_execution=1),
 )
 
 

@@ -41,7 +41,7 @@ class TuneOptions(BatchSizeConfig):
     other_batches: bool = False
     """Whether the search for speed settings may try larger batches, which change the training."""
     loss_tolerance: Annotated[float, Gt(0)] = 0.05
-    """Largest distance of a trial's loss from that of the start after the same few steps, as a share."""
+    """How far a trial's loss may be above that of the start after the same few steps, as a share."""
     seed: Annotated[int, Ge(0)] = 0
     """Seed of the proposals of the search for speed settings."""
     directory: str | None = None

@@ -39,7 +39,8 @@ class Side(Record):
         baton: The file that is passed on.
         settings: Settings that the training is changed by; of a recipe or a model, as nested tables.
         steps: Number of steps of each of the two epochs whose losses are compared.
-        tolerance: The largest distance of the losses, as a share; more ends the comparison. None allows any.
+        tolerance: How far the loss may be above that of the first side, as a share; more ends the comparison. None
+            allows any.
         window_s: Seconds of steps in a turn.
         turns: Largest number of turns.
         limit_s: Seconds after which no turn begins.
@@ -132,7 +133,7 @@ def _over(state: Mapping[str, Any], asked: Side, end: float) -> str:
     turns = len(state["rates"][0])
     if turns == 0:
         first, *others = state["losses"]
-        if any(not same_loss(first, each, asked.tolerance) for each in others):
+        if any(not reaches_loss(first, each, asked.tolerance) for each in others):
             return "loss"
         return ""
     if turns >= asked.turns:
@@ -158,17 +159,16 @@ def ratio(first: Sequence[float], second: Sequence[float]) -> Estimate:
     return estimate([two / one for one, two in zip(first, second, strict=False)])
 
 
-def same_loss(first: Sequence[float], second: Sequence[float], tolerance: float | None) -> bool:
-    """Returns whether two trainings have reached the same loss, as a share of the larger one of the first epoch.
+def reaches_loss(first: Sequence[float], second: Sequence[float], tolerance: float | None) -> bool:
+    """Returns whether the second training has learnt as much as the first: its last loss is not further above than a
+    share of the first loss. A lower one is no fault: dropout draws other numbers under XLA, for example.
 
     Example:
-        >>> same_loss([2.0, 1.0], [2.0, 1.05], 0.05), same_loss([2.0, 1.0], [2.0, 1.5], 0.05)
+        >>> reaches_loss([2.0, 1.0], [2.0, 1.05], 0.05), reaches_loss([2.0, 1.0], [2.0, 1.5], 0.05)
         (True, False)
-        >>> same_loss([2.0, 1.0], [2.0, math.nan], None), same_loss([2.0, 1.0], [9.0, 5.0], None)
+        >>> reaches_loss([2.0, 1.0], [2.0, math.nan], None), reaches_loss([2.0, 1.0], [9.0, 5.0], None)
         (False, True)
     """
     if not all(map(math.isfinite, [*first, *second])):
         return False
-    if tolerance is None or not first or not second:
-        return True
-    return abs(first[-1] - second[-1]) <= tolerance * max(abs(first[0]), abs(second[0]))
+    return tolerance is None or not first or not second or second[-1] - first[-1] <= tolerance * abs(first[0])

@@ -80,8 +80,8 @@ class TuneConfig:
     """Whether larger batches may be tried, and the rematerialisation that makes room for them. They change the
     training; the learning rate follows them."""
     loss_tolerance: Annotated[float, Gt(0), Lt(math.inf)] = 0.05
-    """Largest distance of a trial's loss from that of the start after the same few steps, as a share of the loss at
-    their beginning. A trial beyond it does not count, however fast it is."""
+    """How far a trial's loss may be above that of the start after the same few steps, as a share of the loss at their
+    beginning. A trial beyond it does not count, however fast it is."""
     memory_limit_bytes: AtLeastOne | None = None
     """Memory that the process of a training may take. None means as for `BatchSizeConfig`."""
     margin: Annotated[float, Ge(0), Lt(1)] = 0.1

@@ -21,7 +21,7 @@ class Comparison(Record):
     """What was seen of settings that were trained in turns with others.
 
     Attributes:
-        state: "measured", "slower" (found out early), "loss" (they do not reach the same loss), "failed", or "cut" (the
+        state: "measured", "slower" (found out early), "loss" (their loss is higher), "failed", or "cut" (the
             time of the search has ended it).
         speedup: Their speed as a share of that of the others, with its interval; None if it was not timed.
         losses: The losses of the others and their own, in the two epochs that are compared.
