@@ -92,10 +92,8 @@ def test_the_facts_of_a_model_say_what_is_fixed():
 
 
 # The share of the start's speed that each change gives; of several, the product.
-GAINS = {("jit", True): 0.8, ("cache", "off"): 1.1, ("calls", 1): 0.9, ("calls", 50): 1.3, ("prefetch", 8): 1.0}
-SPACE = Space(
-    choices={"jit": (False, True), "cache": ("memory", "off"), "calls": (10, 1, 50), "prefetch": (2, 8)}, left_out={}
-)
+GAINS = {("jit", True): 0.8, ("cache", "off"): 1.1, ("calls", 1): 0.9, ("calls", 50): 1.3}
+SPACE = Space(choices={"jit": (False, True), "cache": ("memory", "off"), "calls": (10, 1, 50)}, left_out={})
 
 
 def known(ran, fails=()):
@@ -121,9 +119,9 @@ def explored(folder, *, seed=0, most=10**6, fails=()):
 
 
 def test_each_change_is_tried_alone_then_the_faster_ones_together(tmp_path):
-    found, ended, ran = explored(tmp_path, most=7)
-    alone = [{"jit": True}, {"cache": "off"}, {"calls": 1}, {"calls": 50}, {"prefetch": 8}]
-    assert [changes for _, changes in ran[:6]] == [*alone, {"cache": "off", "calls": 50}]
+    found, ended, ran = explored(tmp_path, most=5)
+    alone = [{"jit": True}, {"cache": "off"}, {"calls": 1}, {"calls": 50}]
+    assert [changes for _, changes in ran] == [*alone, {"cache": "off", "calls": 50}]
     assert found.best.changes == {"cache": "off", "calls": 50}
     assert ended == "most"
 
@@ -139,7 +137,7 @@ def test_a_search_ends_when_all_is_tried_and_tries_nothing_twice(tmp_path, monke
 
 
 def test_a_trial_that_fails_is_recorded_and_never_the_best(tmp_path):
-    found, _, _ = explored(tmp_path, fails=[("calls", 50)], most=6)
+    found, _, _ = explored(tmp_path, fails=[("calls", 50)], most=4)
     failed = [each for each in found.trials.values() if each.state == "failed"]
     assert failed
     assert {each.reason for each in failed} == {"it crashed"}
@@ -147,18 +145,16 @@ def test_a_trial_that_fails_is_recorded_and_never_the_best(tmp_path):
 
 
 def test_a_seed_proposes_the_same_whatever_fails_and_a_stopped_search_goes_on(tmp_path):
-    _, _, whole = explored(tmp_path / "whole", most=9)
-    failing_search, _, failing = explored(tmp_path / "failing", most=8, fails=[("cache", "off"), ("calls", 50)])
+    _, _, whole = explored(tmp_path / "whole", most=7)
+    failing_search, _, failing = explored(tmp_path / "failing", most=6, fails=[("cache", "off"), ("calls", 50)])
     assert failing_search.best is None
     of_whole, of_failing = dict(whole), dict(failing)
     both = sorted(of_whole.keys() & of_failing.keys())
     assert [of_whole[each] for each in both] == [of_failing[each] for each in both]
-    assert sum(each > 5 for each in both) >= 2  # those of optuna
-    _, _, other = explored(tmp_path / "other", seed=1, most=9)
-    assert other[6:] != whole[6:]
-    stops = [explored(tmp_path / "stopped", most=most) for most in (2, 7, 9)]
+    assert sum(each > 4 for each in both) >= 2  # those of optuna
+    stops = [explored(tmp_path / "stopped", most=most) for most in (2, 7)]
     assert [each for _, _, ran in stops for each in ran] == whole
-    assert len(stops[-1][0].trials) == 9
+    assert len(stops[-1][0].trials) == 7
 
 
 def test_a_trial_that_time_cuts_is_tried_again_later(tmp_path):

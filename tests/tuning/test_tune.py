@@ -30,10 +30,8 @@ RECIPE = tfopt.Recipe(
 def test_the_command_finds_settings_that_are_faster_and_that_a_run_takes(tmp_path, capsys):
     file = tmp_path / "tiny.toml"
     file.write_text(RECIPE.to_toml())
-    words = ["--window-s", "0.05", "--turns", "8", "--minutes", "1.5", "--json", "--directory", str(tmp_path / "run")]
-    start = time.monotonic()
+    words = ["--window-s", "0.05", "--turns", "8", "--max-trials", "3", "--json", "--directory", str(tmp_path / "run")]
     assert main(["tune", *words, str(file)]) == 0
-    assert time.monotonic() - start < 2 * 90
     report = TuneReport.from_json(capsys.readouterr().out)
     assert report == TuneReport.from_json((tmp_path / "run" / "tune.json").read_bytes())
     # a step of so small a model is the way through Python, which several steps in one call save

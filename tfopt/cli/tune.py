@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from tfopt.tuning.report import BatchSizeReport
     from tfopt.tuning.tune_report import TuneReport
 
-# max_trials has another meaning and another default in each of them.
-OF_SPEED = {each.name for each in fields(TuneConfig)} - {"max_trials"}
+OF_SPEED = {each.name for each in fields(TuneConfig)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +35,8 @@ class TuneOptions(BatchSizeConfig):
 
     only: Annotated[Literal["batch-size"] | None, arg(metavar="batch-size")] = None
     """What to tune. By default, the speed settings."""
+    max_trials: Annotated[int, Ge(1)] | None = None  # type: ignore[assignment]  # the two searches differ in it
+    """Largest number of trials. By default 12 of batches, which is the most, and of speed settings as time allows."""
     minutes: Annotated[float, Gt(0)] = 10.0
     """Minutes of the search for speed settings."""
     other_batches: bool = False
@@ -91,7 +92,8 @@ def _settings(asked: list[str], options: TuneOptions) -> TuneReport:
 
 
 def _batch_size(asked: list[str], options: TuneOptions) -> BatchSizeReport:
-    config = BatchSizeConfig(**{each.name: getattr(options, each.name) for each in fields(BatchSizeConfig)})
+    given = {each.name: getattr(options, each.name) for each in fields(BatchSizeConfig)}
+    config = BatchSizeConfig(**{name: value for name, value in given.items() if (name, value) != ("max_trials", None)})
     target, *rest = asked
     if target == "-m" or target.endswith(".py"):
         start_tensorflow()
