@@ -151,7 +151,7 @@ def test_a_seed_proposes_the_same_whatever_fails_and_a_stopped_search_goes_on(tm
     of_whole, of_failing = dict(whole), dict(failing)
     both = sorted(of_whole.keys() & of_failing.keys())
     assert [of_whole[each] for each in both] == [of_failing[each] for each in both]
-    assert sum(each > 4 for each in both) >= 2  # those of optuna
+    assert any(each > 4 for each in both)  # of optuna
     stops = [explored(tmp_path / "stopped", most=most) for most in (2, 7)]
     assert [each for _, _, ran in stops for each in ran] == whole
     assert len(stops[-1][0].trials) == 7

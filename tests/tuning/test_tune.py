@@ -10,11 +10,13 @@ import keras
 import numpy as np
 import psutil
 import pytest
+from pydantic import TypeAdapter
 from stubborn import Stubborn
 
 import tfopt
 from tfopt import TrainingConfig, TrainingError, TuneConfig, TuneReport
 from tfopt.cli import main
+from tfopt.tuning.tune_report import TuneTrial
 
 pytest.importorskip("optuna")
 SEEN = {"window_s": 0.02, "turns": 6}
@@ -81,10 +83,12 @@ def test_a_search_that_was_killed_goes_on_with_the_same_trials(tmp_path):
     _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive
     written = first.stat().st_mtime_ns
-    config = TuneConfig(max_trials=2, **SEEN)
-    report = tfopt.tune(tmp_path / "tiny.toml", config=config, directory=tmp_path / "run")
+    again = [*words[:-1], "--max-trials", "2", "--json", words[-1]]
+    output = subprocess.run([sys.executable, *again], cwd=tmp_path, env=environment, capture_output=True, check=True)
+    report = TuneReport.from_json(output.stdout)
     assert first.stat().st_mtime_ns == written
     assert [each.number for each in report.trials] == [0, 1]
+    assert report.trials[0] == TypeAdapter(TuneTrial).validate_json(first.read_bytes())
     with pytest.raises(tfopt.ConfigError, match="which has another search"):
         tfopt.tune(tmp_path / "tiny.toml", config=TuneConfig(seed=1, **SEEN), directory=tmp_path / "run")
 
