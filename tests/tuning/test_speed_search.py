@@ -1,5 +1,6 @@
 """The search for speed settings on machines and trainings whose answer is known."""
 
+import dataclasses
 import math
 import tomllib
 
@@ -71,6 +72,9 @@ def test_what_needs_tfopts_step_brings_it_along():
     assert singles[0] == {"step": "tfopt"}
     assert all(len(each.keys() - {"step"}) <= 1 for each in singles)
     assert {"cache", "augment", "precision"} <= space.left_out.keys()
+    start = TrainingConfig(precision="float32", global_batch_size=48)
+    settings = tables_of({"step": "tfopt", "jit_compile": True}, start, FACTS)["training"]
+    assert TrainingConfig(**settings) == dataclasses.replace(start, jit_compile=True)
 
 
 def test_a_larger_batch_brings_its_learning_rate_along():

@@ -141,6 +141,8 @@ def tables_of(changes: Mapping[str, Any], training: TrainingConfig, facts: Facts
 'warmup_epochs': 3.0}}
     """
     tables: dict[str, Any] = {}
+    if STEP in changes:  # what Keras' own step has had, and a plan would choose
+        tables["training"] = {"precision": training.precision, "global_batch_size": training.global_batch_size}
     for name, value in changes.items():
         *path, last = PATHS[name]
         table = tables

@@ -7,6 +7,7 @@ pass and a checkpoint. Or it times several batch sizes in turns.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
 import tempfile
 import time
@@ -168,6 +169,8 @@ def _of_recipe(recipe: Recipe, examples: Examples, scopes: contextlib.ExitStack)
 
 
 def _of_model(workload: Workload, recipe: Recipe, examples: Examples) -> Training:
+    for each in workload.modules:  # Keras reads only classes that are registered
+        importlib.import_module(each)
     decided = plan(replace(recipe.training, steps_per_epoch=1))  # the data repeats
     with decided.scope():
         model = keras.saving.load_model(Path(workload.folder, MODEL))

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfopt.atomic.files import write_text
 from tfopt.compat.kinds import check_keras_3
+from tfopt.compat.layers import layers_inside
 from tfopt.compat.trainer import built_under
 from tfopt.data import Examples, convert
 from tfopt.data.user_data import check_examples
@@ -43,6 +44,7 @@ class Workload(Record):
         largest: Number of the training example with the largest shapes; None if all have the same or it is unknown.
         devices: Number of logical CPU devices of a trial.
         keras_step: Whether a model trains by Keras' own step.
+        modules: The modules of a model's own layers and loss, which register them.
     """
 
     kind: Literal["recipe", "model", "script"]
@@ -53,6 +55,7 @@ class Workload(Record):
     largest: int | None = None
     devices: int = 1
     keras_step: bool = False
+    modules: Sequence[str] = ()
 
 
 def workload_of(
@@ -138,7 +141,20 @@ def _of_model(model: keras.Model, data: Any, folder: Path, training: TrainingCon
         largest=None if largest is None else 0,
         devices=cpu_devices(),
         keras_step=decided is None and training is None,
+        modules=own_modules(model),
     )
+
+
+def own_modules(model: keras.Model) -> list[str]:
+    """Returns the modules that have a model's layers and its loss, without Keras' own.
+
+    Example:
+        >>> own_modules(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+        []
+    """
+    own = [*layers_inside(model), getattr(model, "loss", None)]
+    names = {getattr(each, "__module__", None) or "" for each in own}
+    return sorted(each for each in names if each.split(".")[0] not in ("", "keras", "builtins", "__main__"))
 
 
 def _examples(model: keras.Model, data: Any) -> Examples:
