@@ -51,15 +51,16 @@ def test_the_command_finds_settings_that_are_faster_and_that_a_run_takes(tmp_pat
 @pytest.mark.slow
 def test_a_trial_that_always_fails_is_recorded_and_the_search_goes_on(tmp_path):
     model = keras.Sequential([keras.Input((8,)), Stubborn(), keras.layers.Dense(4)])
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     before = [each.numpy() for each in model.weights]
     data = np.random.default_rng(0).random((256, 8), np.float32), np.arange(256) % 4
-    report = tfopt.tune(model, data, TuneConfig(max_trials=3, **SEEN), directory=tmp_path / "run")
-    assert [each.changes for each in report.trials[:2]] == [{"step": "tfopt"}, {"step": "tfopt", "jit_compile": True}]
-    assert [each.state for each in report.trials[:2]] == ["measured", "failed"]
-    assert report.trials[1].reason
-    assert len(report.trials) == 3
-    assert report.changes.get("jit_compile") is not True
+    training = TrainingConfig(precision="float32", jit_compile=False, global_batch_size=32, steps_per_execution=1)
+    config = TuneConfig(max_trials=2, **SEEN)
+    report = tfopt.tune(model, data, config, training=training, directory=tmp_path / "run")
+    assert [each.changes for each in report.trials] == [{"jit_compile": True}, {"accumulate": 2}]
+    assert [each.state for each in report.trials][-1] == "failed"
+    assert "a batch must have 32 examples" in report.trials[1].reason
+    assert "accumulate" not in report.changes
     assert all((one == other.numpy()).all() for one, other in zip(before, model.weights, strict=True))
 
 
