@@ -47,9 +47,8 @@ def main(options: Options) -> None:
 
 
 def tuned(name: str, options: Options, folder: Path) -> dict[str, Any]:
-    import keras
-
     import tfopt
+    from tfopt.tasks import TASKS
     from tfopt.tuning.sides import Sides
     from tfopt.tuning.workload import workload_of
 
@@ -57,7 +56,7 @@ def tuned(name: str, options: Options, folder: Path) -> dict[str, Any]:
     if options.keras:
         data = what.data.load()
         model = what.model.build(data.input_shape, data.outputs)
-        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        model.compile("adam", TASKS[what.task].loss(data))
         what = model
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     report = tfopt.tune(what, data, tfopt.TuneConfig(minutes=options.minutes), directory=folder / "search")
