@@ -123,6 +123,7 @@ RETURNED = {
     "QuantizedModel",
     "Receipt",
     "TrainingMemory",
+    "TuneReport",
 }
 
 

@@ -53,7 +53,7 @@ from .training import (
     ledger,
     plan,
 )
-from .tuning import BatchSizeConfig, BatchSizeReport, find_batch_size
+from .tuning import BatchSizeConfig, BatchSizeReport, TuneConfig, TuneReport, find_batch_size, tune
 
 __version__: str
 
@@ -78,6 +78,9 @@ __all__ = [
     "find_batch_size",
     "BatchSizeConfig",
     "BatchSizeReport",
+    "tune",
+    "TuneConfig",
+    "TuneReport",
     "float32_outputs",
     "tensor_core_alignment",
     "GpuMonitor",

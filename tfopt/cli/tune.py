@@ -1,10 +1,11 @@
-"""The command `tfopt tune`, which finds settings of a training by measurement: now the batch size."""
+"""The command `tfopt tune`, which finds settings of a training by measurement: for its speed, or its batch size."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated, Literal
 
+from annotated_types import Ge, Gt
 from tyro.conf import arg
 
 from tfopt.cli.exit_codes import SUCCESS
@@ -14,24 +15,39 @@ from tfopt.cli.programs import split_at_script
 from tfopt.errors import ConfigError
 from tfopt.settings.flags import parse
 from tfopt.terminal import working
-from tfopt.tuning.config import BatchSizeConfig
+from tfopt.tuning.config import BatchSizeConfig, TuneConfig
 
 if TYPE_CHECKING:
     from tfopt.tuning.report import BatchSizeReport
+    from tfopt.tuning.tune_report import TuneReport
+
+OF_SPEED = {each.name for each in fields(TuneConfig)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions(BatchSizeConfig):
-    """Finds settings of a training by measurement on this machine, for a recipe or for an unmodified script.
+    """Finds settings of a training by measurement on this machine, for a recipe.
 
-    Write NAME, FILE.toml, SCRIPT.py [ARGS...] or -m MODULE [ARGS...] after the options. --only batch-size finds the
-    largest batch that fits, each in a process of its own, and the smallest that is within 5% of the best speed.
+    Write NAME or FILE.toml after the options. Without --only, it finds faster settings: each trial trains in a process
+    of its own, in turns with the start. --only batch-size finds the largest batch that fits, each in a process of its
+    own, and the smallest that is within 5% of the best speed; it takes SCRIPT.py [ARGS...] or -m MODULE [ARGS...] too.
     """
 
     only: Annotated[Literal["batch-size"] | None, arg(metavar="batch-size")] = None
-    """What to tune."""
+    """What to tune. By default, the speed settings."""
+    max_trials: Annotated[int, Ge(1)] | None = None  # type: ignore[assignment]  # the two searches differ in it
+    """Largest number of trials. By default 12 of batches, which is the most, and of speed settings as time allows."""
+    minutes: Annotated[float, Gt(0)] = 10.0
+    """Minutes of the search for speed settings."""
+    other_batches: bool = False
+    """Whether the search for speed settings may try larger batches, which change the training."""
+    loss_tolerance: Annotated[float, Gt(0)] = 0.05
+    """How far a trial's loss may be above that of the start after the same few steps, as a share."""
+    seed: Annotated[int, Ge(0)] = 0
+    """Seed of the proposals of the search for speed settings."""
     directory: str | None = None
-    """Directory for the trials, their logs and the report. By default, nothing is kept."""
+    """Directory for the trials, their logs and the report; with it, a stopped search for speed settings goes on. By
+    default, nothing is kept."""
     toml: bool = False
     """Print only the settings, as TOML that `tfopt run NAME FILE.toml` lays over a recipe."""
     json: bool = False
@@ -43,18 +59,41 @@ def tune_command(words: list[str]) -> int:
     options = parse(TuneOptions, own, "tfopt tune")
     if not asked:
         raise ConfigError(
-            f"A recipe or a script must follow the options. Received: {' '.join(words)}. Write "
-            "tfopt tune --only batch-size NAME."
+            f"A recipe or a script must follow the options. Received: {' '.join(words)}. Write tfopt tune NAME."
         )
-    if options.only is None:
-        raise ConfigError("only must be given. Received: only=None. Write tfopt tune --only batch-size NAME.")
-    report = _batch_size(asked, options)
+    report = _settings(asked, options) if options.only is None else _batch_size(asked, options)
     say(report.to_json() if options.json else report.to_toml() if options.toml else report)
     return SUCCESS
 
 
+def _settings(asked: list[str], options: TuneOptions) -> TuneReport:
+    for each in fields(BatchSizeConfig):
+        if each.name not in OF_SPEED and getattr(options, each.name) != each.default:
+            raise ConfigError(
+                f"{each.name} must be given with --only batch-size. Received: {each.name}="
+                f"{getattr(options, each.name)!r}. Add it, or leave {each.name} out."
+            )
+    config = TuneConfig(**{name: getattr(options, name) for name in OF_SPEED})
+    target, *rest = asked
+    if target == "-m" or target.endswith(".py"):
+        raise ConfigError(
+            f"A script must be given with --only batch-size. Received: {target}. Its speed settings are not searched. "
+            "Add the option, or see tfopt accelerate, which runs a script with faster settings."
+        )
+    if rest:
+        raise ConfigError(f"A recipe takes no further words. Received: {' '.join(rest)}. Put the options before it.")
+    recipe = read_recipe(target)
+    start_tensorflow()
+    look_beside()
+    from tfopt.tuning.search import tune
+
+    with working(f"finding faster settings of {recipe.name}") as now:
+        return tune(recipe, config=config, directory=options.directory, on_step=now)
+
+
 def _batch_size(asked: list[str], options: TuneOptions) -> BatchSizeReport:
-    config = BatchSizeConfig(**{each.name: getattr(options, each.name) for each in fields(BatchSizeConfig)})
+    given = {each.name: getattr(options, each.name) for each in fields(BatchSizeConfig)}
+    config = BatchSizeConfig(**{name: value for name, value in given.items() if (name, value) != ("max_trials", None)})
     target, *rest = asked
     if target == "-m" or target.endswith(".py"):
         start_tensorflow()

@@ -79,6 +79,14 @@ class Study:
         trials = self._study.get_trials(deepcopy=False)
         return {each.number: dict(each.params) for each in trials if self._is_whole(each)}
 
+    def put(self, settings: Mapping[str, Any]) -> int:
+        """Adds a trial with given settings, from which the sampler learns too, and returns its number."""
+        with warnings.catch_warnings(), self._readable():
+            warnings.simplefilter("ignore")  # of experimental settings
+            samplers = self._optuna.samplers
+            self._study.sampler = samplers.PartialFixedSampler(dict(settings), samplers.RandomSampler(seed=0))
+            return int(self._study.ask(self._space).number)
+
     @contextmanager
     def _readable(self) -> Iterator[None]:
         """Turns what optuna, SQLAlchemy and SQLite raise for a damaged file into one error that names it."""

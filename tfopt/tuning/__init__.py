@@ -1,8 +1,9 @@
-"""Tuning by measurement: the batch size that fits into memory, the one that is fast enough, and the settings for it.
+"""Tuning by measurement: the batch size that fits into memory and is fast enough, and the speed settings of a training.
 
-Start in find_batch_size.py. memory.py finds the largest batch and throughput.py the speed of each size; both train a
-workload (workload.py) in a process of its own (trial.py) under a limit of memory (limit.py). advice.py makes settings
-of what was found.
+Start in find_batch_size.py and search.py. Both train a workload (workload.py) in processes of their own (trial.py)
+under a limit of memory (limit.py). For the batch size, memory.py finds the largest, throughput.py the speed of each,
+and advice.py makes settings of them. For the speed settings, space.py says which have a choice, exploration.py in which
+order they are tried, and sides.py measures a trial beside the start, in turns (comparison.py).
 """
 
 import lazy_loader

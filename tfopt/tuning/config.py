@@ -1,4 +1,4 @@
-"""Settings of the search for a batch size."""
+"""Settings of the search for a batch size, and of that for faster settings."""
 
 from __future__ import annotations
 
@@ -59,3 +59,41 @@ class BatchSizeConfig:
                 "memory_limit_bytes must be given with hard=True. Received: memory_limit_bytes=None. Set it, or leave "
                 "hard out."
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneConfig:
+    """How long to search for faster settings, and what they may change.
+
+    Raises:
+        ConfigError: A value is out of range.
+    Example:
+        >>> TuneConfig(minutes=5).other_batches
+        False
+    """
+
+    minutes: Annotated[float, Gt(0), Lt(math.inf)] = 10.0
+    """Minutes of the search, with what confirms its result."""
+    max_trials: AtLeastOne | None = None
+    """Largest number of trials. None means as many as the time allows."""
+    other_batches: bool = False
+    """Whether larger batches may be tried, and the rematerialisation that makes room for them. They change the
+    training; the learning rate follows them."""
+    loss_tolerance: Annotated[float, Gt(0), Lt(math.inf)] = 0.05
+    """How far a trial's loss may be above that of the start after the same few steps, as a share of the loss at their
+    beginning. A trial beyond it does not count, however fast it is."""
+    memory_limit_bytes: AtLeastOne | None = None
+    """Memory that the process of a training may take. None means as for `BatchSizeConfig`."""
+    margin: Annotated[float, Ge(0), Lt(1)] = 0.1
+    """Share of the limit that stays free."""
+    trial_limit_s: Seconds = 300.0
+    """Seconds after which a trial is ended, and counts as failed."""
+    window_s: Seconds = 0.5
+    """Seconds of steps that are timed in each turn."""
+    turns: Annotated[int, Ge(6), Le(100)] = 12
+    """Largest number of turns of a trial. Fewer are taken where they suffice to tell that it is slower."""
+    seed: Annotated[int, Ge(0), Lt(2**32)] = 0
+    """Seed of the proposals. The same seed proposes the same first trials; later ones depend on what was measured."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)

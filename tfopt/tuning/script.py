@@ -18,7 +18,7 @@ from tfopt.tuning.limit import Used, kept, of_json
 if TYPE_CHECKING:
     import keras
 
-    from tfopt.tuning.trial import Training
+    from tfopt.tuning.timed import Training
 
 # What of a script's own call of fit stays.
 KEPT = ("x", "y", "sample_weight", "class_weight", "shuffle")
@@ -71,7 +71,8 @@ class _FirstFit:
 
 def _training(model: keras.Model, original: Callable[..., Any], given: dict[str, Any]) -> tuple[Training, int | None]:
     """Returns the training of a script's fit, and its number of examples."""
-    from tfopt.tuning.trial import VALIDATED, Training
+    from tfopt.tuning.timed import Training
+    from tfopt.tuning.trial import VALIDATED
 
     import tensorflow as tf  # isort: skip
 

@@ -7,13 +7,13 @@ pass and a checkpoint. Or it times several batch sizes in turns.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import math
-import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,15 +36,16 @@ from tfopt.runner.work import begin, place_augmentation
 from tfopt.timing import in_turns
 from tfopt.training import compile as compile_model
 from tfopt.training import plan
-from tfopt.training.step.runtime import is_trained_by_tfopt
+from tfopt.tuning.facts import facts_of, facts_of_data
 from tfopt.tuning.knee import is_decided
 from tfopt.tuning.limit import Used, kept, of_json
+from tfopt.tuning.timed import TimedFit, Training
 from tfopt.tuning.workload import DATA, MODEL, RECIPE, Workload, largest_example, only_largest
 
 STEPS = 3  # of an epoch of a trial for its memory; there are two epochs, with a checkpoint between them
 VALIDATED = 2  # batches
-MOST_STEPS = 1000  # of a window
 ESTIMATED = (1, 65)  # examples on a replica
+STEP, TFOPT = "step", "tfopt"
 INPUTS_AT_ONCE = 3  # batches that the pipeline holds: two in advance, and the one of the step
 
 
@@ -73,27 +74,6 @@ class Trial(Record):
     estimates: bool = False
 
 
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """A compiled model, and the arguments of its fit for any batch size.
-
-    Attributes:
-        model: The model.
-        fit: Its fit.
-        data: Returns the arguments for so many examples in a step, and so many steps in an epoch.
-        validation: Returns those of a validation pass with so many examples in a batch.
-        replicas: Number of replicas.
-        inputs: The inputs of one example with the largest shapes; None if they are unknown.
-    """
-
-    model: keras.Model
-    fit: Callable[..., keras.callbacks.History]
-    data: Callable[[int, int], dict[str, Any]]
-    validation: Callable[[int], dict[str, Any]]
-    replicas: int
-    inputs: Any = None
-
-
 def train(
     workload: dict[str, Any], trial: dict[str, Any], limit: dict[str, Any] | None, directory: str
 ) -> dict[str, Any]:
@@ -106,25 +86,47 @@ def train(
         step, and the number of the example with the largest shapes.
     """
     what, asked = Workload(**workload), Trial(**trial)
-    if what.devices > 1:
-        cpu = tf.config.list_physical_devices("CPU")[0]
-        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * what.devices)
+    set_devices(what)
     with kept(of_json(limit), Path(directory)) as used, contextlib.ExitStack() as scopes:
-        recipe = with_changes(Recipe.from_toml(Path(what.folder, RECIPE), allow_code=True), asked.settings)
-        recipe = replace(recipe, training=replace(recipe.training, stop_on_nan=False))
-        keras.utils.set_random_seed(recipe.training.seed)
-        if what.kind == "recipe":
-            examples = recipe.data.load()
-            largest = largest_example(examples) if asked.whole and what.largest is None else what.largest
-            if asked.whole:
-                examples = only_largest(examples, largest)
-            training = _of_recipe(recipe, examples, scopes)
-        else:
-            examples, largest = tfrecord(directory=Path(what.folder, DATA)), what.largest
-            if asked.whole:
-                examples = only_largest(examples, largest)
-            training = _of_model(what, recipe, examples)
+        training, largest = begin_training(what, asked.settings, scopes, only_longest=asked.whole)
         return {**measured(training, asked, used, Path(directory)), "largest": largest}
+
+
+def set_devices(workload: Workload) -> None:
+    """Gives this process as many logical CPU devices as the workload had."""
+    if workload.devices > 1:
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * workload.devices)
+
+
+def begin_training(
+    what: Workload, settings: Mapping[str, Any], scopes: contextlib.ExitStack, *, only_longest: bool = False
+) -> tuple[Training, int | None]:
+    """Returns the training of a recipe or a model, and the number of the example with the largest shapes.
+
+    Args:
+        what: The recipe or the model.
+        settings: Settings that the recipe is changed by, as nested tables; and "step", which may be "tfopt" for a model
+            that Keras compiled.
+        scopes: Ends what the training has begun.
+        only_longest: Whether all examples are that with the largest shapes.
+    """
+    nested = {name: value for name, value in settings.items() if name != STEP}
+    what = replace(what, keras_step=what.keras_step and settings.get(STEP) != TFOPT)
+    recipe = with_changes(Recipe.from_toml(Path(what.folder, RECIPE), allow_code=True), nested)
+    recipe = replace(recipe, training=replace(recipe.training, stop_on_nan=False))
+    keras.utils.set_random_seed(recipe.training.seed)
+    largest = what.largest
+    if what.kind == "recipe":
+        examples = recipe.data.load()
+        largest = largest_example(examples) if only_longest and largest is None else largest
+    else:
+        examples = tfrecord(directory=Path(what.folder, DATA))
+    if only_longest:
+        examples = only_largest(examples, largest)
+    if what.kind == "recipe":
+        return _of_recipe(recipe, examples, scopes), largest
+    return _of_model(what, recipe, examples), largest
 
 
 def _of_recipe(recipe: Recipe, examples: Examples, scopes: contextlib.ExitStack) -> Training:
@@ -152,6 +154,8 @@ def _of_recipe(recipe: Recipe, examples: Examples, scopes: contextlib.ExitStack)
     def batches(size: int, training: bool) -> Any:
         return work.batches(replace(own, config=replace(own.config, global_batch_size=size)), training=training)
 
+    own_facts = facts_of(own, work.model, examples)
+    values, fixed = facts_of_data(recipe.data, examples, places)
     return Training(
         model=work.model,
         fit=work.model.fit,
@@ -159,10 +163,14 @@ def _of_recipe(recipe: Recipe, examples: Examples, scopes: contextlib.ExitStack)
         validation=lambda size: {"validation_data": batches(size, False), "validation_steps": VALIDATED},
         replicas=own.replicas,
         inputs=next(iter(examples.batches("train", 1)))[0],
+        batch=training.global_batch_size,
+        facts=replace(own_facts, values={**own_facts.values, **values}, fixed={**own_facts.fixed, **fixed}),
     )
 
 
 def _of_model(workload: Workload, recipe: Recipe, examples: Examples) -> Training:
+    for each in workload.modules:  # Keras reads only classes that are registered
+        importlib.import_module(each)
     decided = plan(replace(recipe.training, steps_per_epoch=1))  # the data repeats
     with decided.scope():
         model = keras.saving.load_model(Path(workload.folder, MODEL))
@@ -184,6 +192,8 @@ def _of_model(workload: Workload, recipe: Recipe, examples: Examples) -> Trainin
         validation=lambda size: {"validation_data": batches(size, False), "validation_steps": VALIDATED},
         replicas=decided.replicas,
         inputs=next(iter(examples.batches("train", 1)))[0],
+        batch=decided.config.global_batch_size,
+        facts=facts_of(decided, model, examples, keras_step=workload.keras_step),
     )
 
 
@@ -220,42 +230,19 @@ def _whole(training: Training, size: int, directory: Path) -> list[dict[str, Any
 
 
 def _in_turns(training: Training, trial: Trial) -> list[dict[str, Any]]:
-    losses: dict[int, list[float]] = {size: [] for size in trial.sizes}
+    fits = [TimedFit(training, size * training.replicas) for size in trial.sizes]
     end = time.perf_counter() + trial.limit_s
-
-    def steps_s(size: int, steps: int, epochs: int) -> list[float]:
-        """Returns the seconds of a step in each epoch."""
-        timer = _Epochs(steps)
-        history = training.fit(
-            **training.data(size * training.replicas, steps), epochs=epochs, verbose=0, callbacks=[timer]
-        )
-        losses[size] += history.history.get("loss", [])
-        return [seconds / timer.steps for seconds in timer.seconds]
-
-    def steps_of(size: int) -> int:
-        """Returns the steps of half a window: whole calls into TensorFlow where several fit."""
-        at_once = int(training.model.steps_per_execution or 1)
-        fewest = 1 if is_trained_by_tfopt(training.model) else at_once  # Keras' own function always runs as many
-        steps_s(size, fewest, 1)  # traces
-        step_s = min(steps_s(size, fewest, 3)[1:])
-        if fewest < at_once and at_once * step_s < trial.window_s:
-            step_s = min(steps_s(size, at_once, 3)[1:])
-        steps = min(max(math.ceil(trial.window_s / 2 / step_s), fewest), MOST_STEPS)
-        return steps if steps < at_once else math.ceil(steps / at_once) * at_once
-
-    def rate(size: int, steps: int) -> float:
-        seconds = steps_s(size, steps, 3)[1:]  # in the first, the pipeline starts
-        return size * training.replicas / statistics.fmean(seconds)
 
     def is_enough(turns: Sequence[Sequence[float]]) -> bool:
         rates = dict(zip(trial.sizes, zip(*turns, strict=True), strict=True))
         return time.perf_counter() > end or (trial.decides and is_decided(rates))
 
-    sides = [partial(rate, size, steps_of(size)) for size in trial.sizes]
-    rates = in_turns(sides, trial.turns, is_enough)
+    for each in fits:
+        each.prepare(trial.window_s)
+    rates = in_turns([each.rate for each in fits], trial.turns, is_enough)
     return [
-        {"size": size, "examples_per_s": found, "losses": losses[size]}
-        for size, found in zip(trial.sizes, rates, strict=True)
+        {"size": size, "examples_per_s": found, "losses": each.losses}
+        for size, found, each in zip(trial.sizes, rates, fits, strict=True)
     ]
 
 
@@ -266,22 +253,6 @@ def estimated_bytes(training: Training, size: int) -> int:
     )
     found = training_memory(training.model, size, optimizer=training.model.optimizer, inputs=specs)
     return training.replicas * (found.total_bytes + (INPUTS_AT_ONCE - 1) * found.input_bytes)
-
-
-class _Epochs(keras.callbacks.Callback):
-    """Times the epochs. It has no method for batches, for which Keras would wait for the results of each."""
-
-    def __init__(self, steps: int) -> None:
-        super().__init__()
-        self.seconds: list[float] = []
-        self.steps = steps
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.steps = self.params.get("steps") or self.steps  # arrays may have fewer than are asked for
-        self._start = time.perf_counter()
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.seconds.append(time.perf_counter() - self._start)
 
 
 class _Checkpoint(keras.callbacks.Callback):

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfopt.atomic.files import write_text, writing_to
 from tfopt.compat.kinds import check_keras_3
+from tfopt.compat.layers import layers_inside
 from tfopt.compat.trainer import built_under
 from tfopt.data import Examples, convert
 from tfopt.data.user_data import check_examples
@@ -26,6 +27,7 @@ from tfopt.training.distributed.cluster import find_cluster
 from tfopt.training.step.runtime import plan_of
 
 RECIPE, MODEL, DATA = "recipe.toml", "model.keras", "data"
+KERAS_BATCH = 32
 SAVED = 8192  # examples of a model's data that the trials train on, again and again
 
 
@@ -42,6 +44,7 @@ class Workload(Record):
         largest: Number of the training example with the largest shapes; None if all have the same or it is unknown.
         devices: Number of logical CPU devices of a trial.
         keras_step: Whether a model trains by Keras' own step.
+        modules: The modules of a model's own layers and loss, which register them.
     """
 
     kind: Literal["recipe", "model", "script"]
@@ -52,6 +55,7 @@ class Workload(Record):
     largest: int | None = None
     devices: int = 1
     keras_step: bool = False
+    modules: Sequence[str] = ()
 
 
 def workload_of(
@@ -107,7 +111,11 @@ def _of_model(model: keras.Model, data: Any, folder: Path, training: TrainingCon
         )
     decided = plan_of(model)
     strategy = built_under(model)
-    own = TrainingConfig(precision="float32", strategy="none" if strategy is None else strategy)  # for Keras' own step
+    own = TrainingConfig(  # for Keras' own step
+        precision="float32",
+        strategy="none" if strategy is None else strategy,
+        global_batch_size=_batch_size(model, data),
+    )
     settings = training or (own if decided is None else decided.config)
     if isinstance(settings.strategy, tf.distribute.MirroredStrategy):
         settings = replace(settings, strategy="mirrored")
@@ -135,7 +143,20 @@ def _of_model(model: keras.Model, data: Any, folder: Path, training: TrainingCon
         largest=None if largest is None else 0,
         devices=cpu_devices(),
         keras_step=decided is None and training is None,
+        modules=own_modules(model),
     )
+
+
+def own_modules(model: keras.Model) -> list[str]:
+    """Returns the modules that have a model's layers and its loss, without Keras' own.
+
+    Example:
+        >>> own_modules(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
+        []
+    """
+    own = [*layers_inside(model), getattr(model, "loss", None)]
+    names = {getattr(each, "__module__", None) or "" for each in own}
+    return sorted(each for each in names if each.split(".")[0] not in ("", "keras", "builtins", "__main__"))
 
 
 def _examples(model: keras.Model, data: Any) -> Examples:
@@ -148,9 +169,7 @@ def _examples(model: keras.Model, data: Any) -> Examples:
             "tf.data.Dataset."
         )
     if isinstance(data, tf.data.Dataset):
-        first = tf.nest.flatten(data.element_spec)[0]
-        inputs = getattr(model, "inputs", None)  # a subclass has none
-        if inputs and first.shape.rank == len(inputs[0].shape):  # of batches
+        if _is_batched(model, data):
             data = data.unbatch()
         dataset = check_examples(data)
         if int(dataset.cardinality()) < 0:
@@ -159,6 +178,18 @@ def _examples(model: keras.Model, data: Any) -> Examples:
     else:
         dataset = tf.data.Dataset.from_tensor_slices(check_examples(data))
     return Examples(name=model.name, train=dataset, test=dataset.take(256), outputs=1)
+
+
+def _is_batched(model: keras.Model, data: tf.data.Dataset) -> bool:
+    inputs: Any = getattr(model, "inputs", None)  # a subclass has none
+    return bool(inputs) and tf.nest.flatten(data.element_spec)[0].shape.rank == len(inputs[0].shape)
+
+
+def _batch_size(model: keras.Model, data: Any) -> int:
+    """Returns the batch of a data set in batches; else that which `fit` takes."""
+    if not isinstance(data, tf.data.Dataset) or not _is_batched(model, data):
+        return KERAS_BATCH
+    return next((int(tf.nest.flatten(each)[0].shape[0]) for each in data.take(1)), KERAS_BATCH)
 
 
 def _plain(recipe: Recipe) -> Recipe:
