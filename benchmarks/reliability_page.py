@@ -1,4 +1,4 @@
-"""The table of docs/reliability.md: how the faults of the campaign ended."""
+"""The tables of docs/reliability.md: how the faults of the campaign ended, and which guards it misses if removed."""
 
 from __future__ import annotations
 
@@ -18,4 +18,12 @@ def outcomes() -> Table:
     return [["kind", "share", "faults", *OUTCOMES], *rows, ["all", "", str(read("fault_campaign")["rows"]), *total]]
 
 
-TABLES = {"outcomes of faults": outcomes}
+def removed_guards() -> Table:
+    guards = read("planted_guards")["guards"]
+    rows = [
+        [each["guard"], each["part"], f"{each['found']} of {each['faults']}", ", ".join(each["as"])] for each in guards
+    ]
+    return [["guard", "part of the campaign", "faults that end badly", "as"], *rows]
+
+
+TABLES = {"outcomes of faults": outcomes, "removed guards": removed_guards}
