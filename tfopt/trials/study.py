@@ -96,8 +96,8 @@ class Study:
             reason = next(iter(str(error).splitlines()), "") or type(error).__name__
             raise ArtifactError(
                 f"A study must be a file that tfopt wrote, whole and writable. Received: {self._file} ({reason}). Make "
-                "room if the disk is full; otherwise remove the file: the search begins anew, and reads the outcomes "
-                "of the trials that it tries again."
+                "room if the disk is full, and let no two processes search in one directory; otherwise remove the "
+                "file: the search begins anew, and reads the outcomes of the trials that it tries again."
             ) from error
 
     def _is_whole(self, trial: Any) -> bool:
