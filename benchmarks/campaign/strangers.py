@@ -10,6 +10,7 @@ import io
 import json
 import os
 import pickle
+import sys
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator
@@ -29,12 +30,23 @@ class Harm(Exception):
 
 
 def _checked(place: Path, found: Any) -> Any:
-    """Returns what came out, unless the stranger's file had its effect."""
-    if (place / "written").exists():
-        raise Harm("a file was written")
+    """Returns what came out, unless it shows that the stranger's file was obeyed."""
     if SECRET in str(found):
         raise Harm("a file was read")
     return found
+
+
+def _harmless(act: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    """Looks for what the stranger's file would write, also where it is refused in the end."""
+
+    def acted(place: Path) -> Any:
+        try:
+            return act(place)
+        finally:
+            if (place / "written").exists() or (place.parent / "written").exists():
+                raise Harm("a file was written")
+
+    return acted
 
 
 def _saved_model(serve: Callable[[Any, Path], Any]) -> Callable[[Path], None]:
@@ -226,7 +238,11 @@ def _read_recipe(place: Path) -> Any:
     import tfopt
 
     os.chdir(place)
-    return _checked(place, tfopt.Recipe.from_toml(place / "mine.toml").to_toml())
+    sys.path.insert(0, str(place))
+    found = tfopt.Recipe.from_toml(place / "mine.toml")
+    if found.model != type(found.model)():
+        found.model.build((4,), 2)  # as a run does
+    return _checked(place, found.to_toml())
 
 
 class _Calls:
@@ -453,4 +469,4 @@ def faults(work: Path, *, share: float = 1.0, only: str = "") -> Iterator[Fault]
     """Yields the files of strangers. Each is made in the trial itself, where its effect would show."""
     for number, (part, how, make, act, must) in enumerate(_cases()):
         if (not only or only in f"{KIND}: {part}") and number * share % 1 < share:
-            yield Fault(kind=KIND, part=part, how=how, act=act, spoil=make, must=must, keeps=False)
+            yield Fault(kind=KIND, part=part, how=how, act=_harmless(act), spoil=make, must=must, keeps=False)
