@@ -12,6 +12,7 @@ import distillation_page
 import efficiency_page
 import export_page
 import formats_page
+import gpu_page
 import layers_page
 import profiling_page
 import pruning_page
@@ -33,6 +34,7 @@ MODULES = (
     efficiency_page,
     export_page,
     formats_page,
+    gpu_page,
     layers_page,
     profiling_page,
     pruning_page,

@@ -72,13 +72,6 @@ GUARDS = (
         only="power: an ONNX artifact",
     ),
     Guard(
-        name="the work directory of a process at work is locked",
-        file="atomic/directories.py",
-        old="        held = hold(lock.fileno(), work / LOCK)\n",
-        new="        held = True\n",
-        only="concurrency: two exports to one directory",
-    ),
-    Guard(
         name="one run at a time writes to a directory",
         file="atomic/directories.py",
         old="            held = hold(descriptor, directory)\n",

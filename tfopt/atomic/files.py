@@ -19,6 +19,8 @@ from tfopt.errors import ExportError
 
 # The end of a temporary name. No other program uses such names, so a file with one may be removed.
 TEMPORARY_SUFFIX = r"\.tfopt-[0-9a-f]{32}"
+# Errors of a path that can be no directory: it is too long, it leads in a circle, it or a part of it is a file.
+NO_DIRECTORY = frozenset({errno.ENAMETOOLONG, errno.ELOOP, errno.EEXIST, errno.ENOTDIR})
 CANNOT_FLUSH = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP})
 
 
@@ -79,7 +81,8 @@ def writing_to(directory: Path) -> Iterator[None]:
     """Turns an error of the system within the block into a word about the directory that the block writes to.
 
     Raises:
-        ExportError: The system has refused something: the disk is full, read-only or broken, a name is too long.
+        ExportError: The system has refused something: the disk is full, read-only or broken.
+        OSError: The path can be no directory.
     Example:
         >>> with writing_to(Path("/proc/no")):
         ...     Path("/proc/no").mkdir()
@@ -90,6 +93,8 @@ def writing_to(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno in NO_DIRECTORY:
+            raise
         raise ExportError(
             f"The directory must be writable and have room. Received: {directory} ({error}). Make room, or choose "
             "another directory."
