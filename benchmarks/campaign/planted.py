@@ -118,7 +118,7 @@ GUARDS = (
         share=0.3,
     ),
     Guard(
-        name="the record of a checkpoint has a checksum",
+        name="what tfopt writes as JSON has a checksum",
         file="atomic/checked_json.py",
         old="    return bool(document[CHECKSUM] ==",
         new="    return bool(True or document[CHECKSUM] ==",
