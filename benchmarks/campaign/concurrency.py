@@ -13,6 +13,7 @@ import shutil
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,20 @@ from campaign.commands import (
     training_script,
     weights,
 )
-from campaign.fault import CRASH, EQUAL, EQUAL_OR_WORD, HANG, LOST, TRACEBACK, Bad, Fault, Said, digest, in_fork
+from campaign.fault import (
+    CRASH,
+    EQUAL,
+    EQUAL_OR_WORD,
+    HANG,
+    LOST,
+    TRACEBACK,
+    Bad,
+    Fault,
+    Said,
+    digest,
+    in_fork,
+    make_template,
+)
 from campaign.processes import Ended, together
 
 KIND = "concurrency"
@@ -251,9 +265,7 @@ def faults(work: Path, *, share: float = 1.0, only: str = "") -> Iterator[Fault]
             continue
         template = work / f"case-{number}"
         template.mkdir(parents=True)
-        log = work / f"case-{number}.log"
-        if in_fork(lambda case=case, template=template: case.make(template), log, 300) != 0:  # type: ignore[misc]
-            raise SystemExit(f"{case.part} could not be prepared: {log.read_text()[-2000:]}")
+        make_template(case.part, partial(case.make, template), work / f"case-{number}.log")
         alone = [_alone(case, program, template, work / "alone") for program in dict.fromkeys(case.programs)]
         if len(case.programs) == 1:
             alone = []

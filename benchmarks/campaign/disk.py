@@ -16,10 +16,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from campaign.fault import EQUAL_OR_WORD, Fault, Said, digest, in_fork
+from campaign.fault import EQUAL_OR_WORD, Fault, Said, digest, in_fork, make_template
 from campaign.limits import as_anybody, at_event, full_disk, limited, own_mounts, read_only, writable_again
 from campaign.writing import WRITERS, Measured, Writer, attempt, isolated, made, measured, place_of
 
@@ -234,9 +235,7 @@ def faults(work: Path, *, share: float = 1.0, only: str = "") -> Iterator[Fault]
         if only and only not in f"{KIND}: {writer.part}":
             continue
         template = work / f"writer-{number}"
-        log = work / f"writer-{number}.log"
-        if in_fork(lambda writer=writer, template=template: made(writer, template), log, 300) != 0:  # type: ignore[misc]
-            raise SystemExit(f"{writer.part} could not be made: {log.read_text()[-2000:]}")
+        make_template(writer.part, partial(made, writer, template), work / f"writer-{number}.log")
         usual = measured(writer, KIND, template, work / "place")
         for how, act in _trials(_Tried(writer=writer, usual=usual), number, share, mounts):
             yield Fault(

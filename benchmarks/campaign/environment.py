@@ -13,10 +13,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from campaign.fault import EQUAL_OR_WORD, Fault, Said, expected, in_fork
+from campaign.fault import EQUAL_OR_WORD, Fault, Said, expected, in_fork, make_template
 from campaign.limits import as_anybody, own_mounts, read_only
 from tfopt.cli.exit_codes import BROKEN_PIPE, SUCCESS, UNEXPECTED, WRONG_USE
 
@@ -305,9 +306,7 @@ def faults(work: Path, *, share: float = 1.0, only: str = "") -> Iterator[Fault]
             continue
         if not template.is_dir():
             template.mkdir()
-            log = work / "commands.log"
-            if in_fork(lambda: _make(template), log, 300) != 0:
-                raise SystemExit(f"the artifact could not be made: {log.read_text()[-2000:]}")
+            make_template("the artifact", partial(_make, template), work / "commands.log")
         (work / "said.txt").unlink(missing_ok=True)
         right = expected(
             f"{KIND}: {command.name}",

@@ -41,6 +41,7 @@ FINITE = "finite results, or a clear word"
 HARMLESS = "a clear word, or read without the effect"
 NO_ACCIDENT = "a clear word, or what the file now says: it has no checksum"
 LIMIT_S = 20.0
+PREPARATION_S = 300.0
 LONGEST = 300
 
 
@@ -150,7 +151,7 @@ def try_out(fault: Fault, place: Path) -> Row:
     return Row(kind=fault.kind, part=fault.part, how=fault.how, must=fault.must, outcome=outcome, detail=_short(detail))
 
 
-def in_fork(act: Callable[[], None], log: Path, limit_s: float) -> int | None:
+def in_fork(act: Callable[[], object], log: Path, limit_s: float) -> int | None:
     """Calls a function in a forked process. Returns how the process ended; None if it had to be killed."""
     process = os.fork()
     if process == 0:
@@ -185,6 +186,12 @@ def in_fork(act: Callable[[], None], log: Path, limit_s: float) -> int | None:
     if ended is None:
         os.waitpid(process, 0)
     return ended
+
+
+def make_template(part: str, make: Callable[[], object], log: Path) -> None:
+    """Makes what trials begin with, in a forked process. Raises SystemExit if that fails."""
+    if in_fork(make, log, PREPARATION_S) != 0:
+        raise SystemExit(f"{part} could not be made: {log.read_text()[-2000:]}")
 
 
 def _trial(fault: Fault, place: Path, answer: Path) -> None:

@@ -12,12 +12,13 @@ import json
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from campaign.fault import A_WORD, EQUAL_OR_WORD, NO_ACCIDENT, Fault, Said, expected, in_fork
+from campaign.fault import A_WORD, EQUAL_OR_WORD, NO_ACCIDENT, Fault, Said, expected, make_template
 from campaign.spoiling import JSON_WHOLE, WHOLE, Spoil, cuts, edits, flips
 
 KIND = "files"
@@ -589,9 +590,7 @@ def faults(work: Path, *, share: float = 1.0, only: str = "") -> Iterator[Fault]
         if template is None:
             template = made[stored.make] = work / f"template-{number}"
             template.mkdir(parents=True)
-            log = work / f"template-{number}.log"
-            if in_fork(lambda stored=stored, template=template: stored.make(template), log, 300) != 0:  # type: ignore[misc]
-                raise SystemExit(f"{stored.part} could not be made: {log.read_text()[-2000:]}")
+            make_template(stored.part, partial(stored.make, template), work / f"template-{number}.log")
         file = next(template.glob(stored.file)).relative_to(template)
         right = expected(stored.part, stored.read, template, work / "place")
         for how, spoil, must in _spoils(stored, template / file, share, number):

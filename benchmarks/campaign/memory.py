@@ -18,10 +18,23 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from campaign.fault import EQUAL_OR_WORD, LOST, OR_ABORT, WORD, Bad, Fault, Said, as_error, digest, in_fork
+from campaign.fault import (
+    EQUAL_OR_WORD,
+    LOST,
+    OR_ABORT,
+    WORD,
+    Bad,
+    Fault,
+    Said,
+    as_error,
+    digest,
+    in_fork,
+    make_template,
+)
 from campaign.limits import address_space, at_event, limited, open_files
 from campaign.writing import (
     WRITERS,
@@ -284,9 +297,7 @@ def faults(work: Path, *, share: float = 1.0, only: str = "") -> Iterator[Fault]
         if only and only not in f"{KIND}: {writer.part}":
             continue
         template = work / f"writer-{number}"
-        log = work / f"writer-{number}.log"
-        if in_fork(lambda writer=writer, template=template: made(writer, template), log, 300) != 0:  # type: ignore[misc]
-            raise SystemExit(f"{writer.part} could not be made: {log.read_text()[-2000:]}")
+        make_template(writer.part, partial(made, writer, template), work / f"writer-{number}.log")
         usual = measured(writer, KIND, template, work / "place")
         for how, must, act in _trials(writer, usual, number, share, groups):
             yield Fault(
@@ -309,7 +320,7 @@ def _ended_children(work: Path, only: str) -> Iterator[Fault]:
         if only and only not in f"{KIND}: {part}":
             continue
         if not template.is_dir():
-            in_fork(lambda: made(WRITERS[0], template), work / "killed.log", 300)
+            make_template(part, partial(made, WRITERS[0], template), work / "killed.log")
         for after_s in (0.05, 3.0):
             yield Fault(
                 kind=KIND,

@@ -7,17 +7,17 @@ renaming in turn, or after the call has returned.
 
 from __future__ import annotations
 
-import functools
 import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from campaign.fault import Fault, digest, in_fork
+from campaign.fault import Fault, digest, make_template
 
 KIND = "power"
 CALLS = ("fsync", "rename", "replace")
@@ -129,7 +129,7 @@ def faults(work: Path, *, share: float = 1.0, only: str = "") -> Iterator[Fault]
         template, counted = work / f"power-{number}", work / f"power-{number}-counted"
         template.mkdir(parents=True)
         if not written.goes_on:
-            _in_fork(written, template, functools.partial(written.write, template, "earlier"))
+            make_template(written.part, partial(written.write, template, "earlier"), template.with_suffix(".log"))
         shutil.copytree(template, counted)
         calls = _until_cut(written, counted)
         for call in range(1, calls + 1):
@@ -198,14 +198,8 @@ def _until_cut(written: Written, place: Path, call: int | None = None) -> int:
         written.write(place, "new")
         cut()
 
-    _in_fork(written, place, write)
+    make_template(written.part, write, place.with_suffix(".writing"))
     return int(calls.read_text())
-
-
-def _in_fork(written: Written, place: Path, act: Callable[[], None]) -> None:
-    log = place.with_suffix(".writing")
-    if in_fork(act, log, LIMIT_S) != 0:
-        raise RuntimeError(f"{written.part} could not be written: {log.read_text()[-1000:]}")
 
 
 def _files(place: Path) -> list[Path]:

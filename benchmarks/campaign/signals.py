@@ -14,6 +14,7 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from campaign.commands import (
     two_artifacts,
     weights,
 )
-from campaign.fault import EQUAL_OR_WORD, HANG, LOST, TRACEBACK, Bad, Fault, Said, digest, in_fork
+from campaign.fault import EQUAL_OR_WORD, HANG, LOST, TRACEBACK, Bad, Fault, Said, digest, in_fork, make_template
 from campaign.processes import Ended, Strike, run
 from campaign.serving import Client, free_port, read
 
@@ -195,9 +196,7 @@ def faults(work: Path, *, share: float = 1.0, only: str = "") -> Iterator[Fault]
             continue
         template = work / f"command-{number}"
         template.mkdir(parents=True)
-        log = work / f"command-{number}.log"
-        if in_fork(lambda command=command, template=template: command.make(template), log, 300) != 0:  # type: ignore[misc]
-            raise SystemExit(f"{command.part} could not be prepared: {log.read_text()[-2000:]}")
+        make_template(command.part, partial(command.make, template), work / f"command-{number}.log")
         turns = 2 if share >= 0.5 else 1
         undisturbed = _undisturbed(command, template, work / "undisturbed", turns)
         for how, strike, real in _strikes(command, undisturbed, max(round(command.draws * share), 1), number):

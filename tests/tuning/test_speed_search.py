@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import tfopt
-from tfopt import ConfigError, TrainingConfig, TuneConfig, TuneReport
+from tfopt import ArtifactError, ConfigError, TrainingConfig, TuneConfig, TuneReport
 from tfopt.cli import main
 from tfopt.hardware import Gpu, Hardware
 from tfopt.timing import Estimate
@@ -159,6 +159,17 @@ def test_a_seed_proposes_the_same_whatever_fails_and_a_stopped_search_goes_on(tm
     stops = [explored(tmp_path / "stopped", most=most) for most in (2, 7)]
     assert [each for _, _, ran in stops for each in ran] == whole
     assert len(stops[-1][0].trials) == 7
+
+
+def test_a_damaged_trial_is_an_error_that_names_it(tmp_path):
+    explored(tmp_path, most=2)
+    file = tmp_path / "trials" / "001" / "trial.json"
+    file.write_text(file.read_text().replace('"number": 1', '"number": 7'))
+    with pytest.raises(ArtifactError, match=r"trials/001/trial.json \(its checksum does not match.*Remove "):
+        explored(tmp_path, most=2)
+    file.write_text("")
+    with pytest.raises(ArtifactError, match="A trial must be as it was written"):
+        explored(tmp_path, most=2)
 
 
 def test_a_trial_that_time_cuts_is_tried_again_later(tmp_path):

@@ -9,8 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
+from pydantic import TypeAdapter
+
+from tfopt.atomic.files import read_stored
+from tfopt.atomic.own_files import json_in
+from tfopt.errors import ArtifactError
+
+T = TypeVar("T")
 CHECKSUM = "sha256"
 EDITED = "its checksum does not match: it was edited or damaged"
 
@@ -32,6 +40,28 @@ def is_as_written(document: Any) -> bool:
     if not isinstance(document, dict) or CHECKSUM not in document:
         return True
     return bool(document[CHECKSUM] == _checksum({key: document[key] for key in document.keys() - {CHECKSUM}}))
+
+
+def read_as_written(file: Path, form: TypeAdapter[T], what: str, remedy: str) -> T:
+    """Returns the value in a file that holds what `with_checksum` returned.
+
+    Args:
+        file: The file.
+        form: The type of the value.
+        what: What the file holds, at the beginning of a sentence: "The outcome of a trial".
+        remedy: What to do if it is damaged.
+    Raises:
+        ArtifactError: It is damaged.
+    """
+    content = json_in(read_stored(file))
+    try:
+        if not is_as_written(content):
+            raise ValueError(EDITED)
+        values = {key: value for key, value in content.items() if key != CHECKSUM}
+        return form.validate_json(json.dumps(values), strict=True)
+    except (AttributeError, ValueError) as error:  # pydantic's ValidationError is a ValueError
+        reason = " ".join(str(error).split())[:200]
+        raise ArtifactError(f"{what} must be as it was written. Received: {file} ({reason}). {remedy}") from error
 
 
 def _checksum(content: Any) -> str:

@@ -18,6 +18,7 @@ from tfopt.terminal import working
 from tfopt.tuning.config import BatchSizeConfig, TuneConfig
 
 if TYPE_CHECKING:
+    from tfopt.recipe import Recipe
     from tfopt.tuning.report import BatchSizeReport
     from tfopt.tuning.tune_report import TuneReport
 
@@ -75,16 +76,12 @@ def _settings(asked: list[str], options: TuneOptions) -> TuneReport:
             )
     config = TuneConfig(**{name: getattr(options, name) for name in OF_SPEED})
     target, *rest = asked
-    if target == "-m" or target.endswith(".py"):
+    if _is_script(target):
         raise ConfigError(
             f"A script must be given with --only batch-size. Received: {target}. Its speed settings are not searched. "
             "Add the option, or see tfopt accelerate, which runs a script with faster settings."
         )
-    if rest:
-        raise ConfigError(f"A recipe takes no further words. Received: {' '.join(rest)}. Put the options before it.")
-    recipe = read_recipe(target)
-    start_tensorflow()
-    look_beside()
+    recipe = _recipe(target, rest)
     from tfopt.tuning.search import tune
 
     with working(f"finding faster settings of {recipe.name}") as now:
@@ -95,18 +92,27 @@ def _batch_size(asked: list[str], options: TuneOptions) -> BatchSizeReport:
     given = {each.name: getattr(options, each.name) for each in fields(BatchSizeConfig)}
     config = BatchSizeConfig(**{name: value for name, value in given.items() if (name, value) != ("max_trials", None)})
     target, *rest = asked
-    if target == "-m" or target.endswith(".py"):
+    if _is_script(target):
         start_tensorflow()
         from tfopt.tuning.find_batch_size import find_script_batch_size
 
         with working(f"finding the batch size of {target}") as now:
             return find_script_batch_size(target, rest, config, directory=options.directory, on_step=now)
+    recipe = _recipe(target, rest)
+    from tfopt.tuning.find_batch_size import find_batch_size
+
+    with working(f"finding the batch size of {recipe.name}") as now:
+        return find_batch_size(recipe, config=config, directory=options.directory, on_step=now)
+
+
+def _is_script(target: str) -> bool:
+    return target == "-m" or target.endswith(".py")
+
+
+def _recipe(target: str, rest: list[str]) -> Recipe:
     if rest:
         raise ConfigError(f"A recipe takes no further words. Received: {' '.join(rest)}. Put the options before it.")
     recipe = read_recipe(target)
     start_tensorflow()
     look_beside()
-    from tfopt.tuning.find_batch_size import find_batch_size
-
-    with working(f"finding the batch size of {recipe.name}") as now:
-        return find_batch_size(recipe, config=config, directory=options.directory, on_step=now)
+    return recipe

@@ -17,11 +17,10 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from tfopt.atomic.checked_json import CHECKSUM, EDITED, is_as_written, with_checksum
+from tfopt.atomic.checked_json import read_as_written, with_checksum
 from tfopt.atomic.files import write_text, writing_to
 from tfopt.atomic.own_files import json_in
 from tfopt.child_processes import Process, end, exit_code, signal_group
-from tfopt.errors import ArtifactError
 from tfopt.exporting.verification.process import ENDED_FROM_OUTSIDE
 from tfopt.report import Record
 from tfopt.trials.child import ANSWER, REQUEST
@@ -129,18 +128,9 @@ def read_outcome(directory: Path) -> Outcome | None:
     file = directory / OUTCOME
     if not file.is_file():
         return None
-    content = json_in(file.read_bytes())
-    try:
-        if not is_as_written(content):
-            raise ValueError(EDITED)
-        values = {key: value for key, value in content.items() if key != CHECKSUM}
-        return _OUTCOME.validate_json(json.dumps(values), strict=True)
-    except (AttributeError, ValueError) as error:  # pydantic's ValidationError is a ValueError
-        reason = " ".join(str(error).split())[:200]
-        raise ArtifactError(
-            f"The outcome of a trial must be as it was written. Received: {file} ({reason}). Remove {directory}: the "
-            "trial is then made again."
-        ) from error
+    return read_as_written(
+        file, _OUTCOME, "The outcome of a trial", f"Remove {directory}: the trial is then made again."
+    )
 
 
 def _watch(process: Process, limit_s: float, why_give_up: Callable[[], str]) -> tuple[str, bool]:

@@ -6,12 +6,14 @@ to all together, also where these need no trial. So a seed proposes the same, wh
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pydantic
 
+from tfopt.atomic.checked_json import read_as_written, with_checksum
 from tfopt.atomic.files import write_text
 from tfopt.data.arguments import optional_package
 from tfopt.trials.study import Study
@@ -21,6 +23,7 @@ from tfopt.tuning.tune_report import TuneTrial
 
 STUDY, TRIAL = "study.db", "trial.json"
 MOST_DOUBLES = 20  # proposals in a row that were tried before: then all is tried
+_TRIAL = pydantic.TypeAdapter(TuneTrial)
 Measure = Callable[[int, dict[str, Any], float], TuneTrial]
 
 
@@ -92,7 +95,7 @@ class Exploration:
                 if trial.state == "cut":
                     return None  # a later call tries it again
                 file.parent.mkdir(parents=True, exist_ok=True)
-                write_text(file, trial.to_json())
+                write_text(file, json.dumps(with_checksum(trial.to_dict())))
             self._take(number)
         told = self.trials.get(number, same)
         if told is None:  # the start itself
@@ -104,7 +107,8 @@ class Exploration:
     def _take(self, number: int) -> None:
         file = self._file(number)
         if file.is_file():
-            self.trials[number] = pydantic.TypeAdapter(TuneTrial).validate_json(file.read_bytes())
+            remedy = f"Remove {self._folder}: the search then begins anew."
+            self.trials[number] = read_as_written(file, _TRIAL, "A trial", remedy)
 
     def _file(self, number: int) -> Path:
         return self._folder / trial_name(number) / TRIAL

@@ -128,7 +128,8 @@ def _mark(folder: Path, identity: Any) -> None:
     own = hashlib.sha256((folder / RECIPE).read_bytes() + repr(identity).encode()).hexdigest()
     mark = folder / MARK
     check_replaceable(mark, json_with("tuning"))
-    if mark.is_file() and json_in(mark.read_bytes())["tuning"] != own:
+    found = json_in(mark.read_bytes()) if mark.is_file() else None  # None too if it is empty
+    if found is not None and found["tuning"] != own:
         raise ConfigError(
             f"directory must be new, or of a search of the same training and settings. Received: {str(folder)!r}, "
             "which has another search. Choose another directory, or remove it."

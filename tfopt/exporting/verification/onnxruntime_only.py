@@ -15,9 +15,8 @@ from typing import Any
 BLOCKED = ("tensorflow", "keras", "tf_keras", "tfopt")
 if __name__ == "served_runtime":
     sys.modules.update(dict.fromkeys(BLOCKED))  # type: ignore[arg-type]
-
-# Otherwise it sends events, and leaves files in TMPDIR. Whoever sets the variable decides.
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+    # Otherwise it sends events, and leaves files in TMPDIR. Whoever sets the variable decides.
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import onnx  # noqa: E402
 import onnxruntime  # noqa: E402
