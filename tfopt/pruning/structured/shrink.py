@@ -299,7 +299,8 @@ def meet_latency(
     """Returns the units that stay, and the times that were measured.
 
     Raises:
-        ConfigError: The smallest possible model is too slow, or an open size of the input besides the batch.
+        ConfigError: The smallest possible model is too slow, as far as the turns can tell, or an open size of the input
+            besides the batch.
     """
     target = config.target_latency
     assert target is not None
@@ -311,7 +312,7 @@ def meet_latency(
         return channels.multiply_adds(kept) / everything, kept, compare_latency(parent, smaller)
 
     least, _, latency = best = measured(smallest(channels, ranked, config))
-    if latency.ratio > target:
+    if latency.least > target:
         raise ConfigError(
             f"target_latency must be reachable. Received: {target:g}, and the smallest possible model takes "
             f"{latency.ratio:.2f} of the time, with max_ratio={config.max_ratio:g} and round_to={config.round_to}. Set "
