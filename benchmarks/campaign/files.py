@@ -241,6 +241,53 @@ def _read_outcome(place: Path) -> Any:
     return found.to_dict()
 
 
+def _tuning(place: Path) -> None:
+    _search(place)
+
+
+def _search(place: Path) -> Any:
+    """Searches speed settings with times that are known, or goes on with such a search."""
+    from tfopt.timing import Estimate
+    from tfopt.tuning.exploration import Exploration
+    from tfopt.tuning.space import Space
+    from tfopt.tuning.tune_report import TuneTrial
+
+    def measure(number: int, changes: dict[str, Any], bar: float) -> TuneTrial:
+        gain = 1.0 + len(changes) / 10
+        speedup = Estimate(median=gain, least=gain, most=gain)
+        return TuneTrial(number=number, changes=changes, state="measured", speedup=speedup, seconds=1.0)
+
+    space = Space(choices={"jit_compile": (False, True), "cache": ("memory", "off")}, left_out={})
+    search = Exploration(space, 0, place, measure, lambda: "enough" if len(search.trials) >= 3 else "")
+    search.run()
+    return {str(number): trial.to_dict() for number, trial in search.trials.items()}
+
+
+def _tuned(place: Path) -> None:
+    from tfopt.tuning import BatchSizeReport, TuneReport
+    from tfopt.tuning.limit import Limit
+    from tfopt.tuning.memory import MemoryReport
+
+    limit = Limit(bytes=2**30, margin=0.1, source="a limit")
+    memory = MemoryReport(
+        per_replica_batch_size=64, replicas=1, limit=limit, estimated=None, trials=(), ended_by="the data has no more"
+    )
+    tuned = TuneReport(name="tiny", kind="recipe", examples_per_s=100.0, ended_by="all is tried", seconds=3.0)
+    (place / "batch_size.json").write_text(BatchSizeReport(name="tiny", memory=memory, seconds=3.0).to_json())
+    (place / "tune.json").write_text(tuned.to_json())
+
+
+def _read_reports(place: Path) -> Any:
+    from tfopt.atomic.files import read_stored
+    from tfopt.tuning import BatchSizeReport, TuneReport
+
+    try:
+        texts = [read_stored(place / name) for name in ("batch_size.json", "tune.json")]
+    except OSError as error:  # users read the text themselves
+        raise Said(str(error)) from error
+    return [report.from_json(text).to_dict() for report, text in zip((BatchSizeReport, TuneReport), texts, strict=True)]
+
+
 def _report(place: Path) -> None:
     from tfopt.report import Diagnosis, DiagnosisReport, StepBreakdown
     from tfopt.reporting.saved_report import save_report
@@ -533,6 +580,18 @@ STORED = (
     StoredFile(
         part="the outcome of a trial", make=_outcome, file="outcome.json", read=_read_outcome, checked=False, edits=6
     ),
+    StoredFile(
+        part="a trial of speed settings",
+        make=_tuning,
+        file="trials/001/trial.json",
+        read=_search,
+        flips=30,
+        edits=30,
+    ),
+    StoredFile(
+        part="batch_size.json", make=_tuned, file="batch_size.json", read=_read_reports, checked=False, edits=20
+    ),
+    StoredFile(part="tune.json", make=_tuned, file="tune.json", read=_read_reports, checked=False, edits=10),
     StoredFile(part="a diagnosis", make=_report, file="diagnosis.json", read=_read_report, flips=20, edits=30),
     StoredFile(
         part="a worker's timeline",
@@ -577,7 +636,7 @@ STORED = (
         flips=8,
     ),
 )
-WRITERS = (_cache_teacher, _proposals, _cached)  # these mend or go on, so files may change
+WRITERS = (_cache_teacher, _proposals, _search, _cached)  # these mend or go on, so files may change
 
 
 def faults(work: Path, *, share: float = 1.0, only: str = "") -> Iterator[Fault]:

@@ -51,15 +51,15 @@ def read_as_written(file: Path, form: TypeAdapter[T], what: str, remedy: str) ->
         what: What the file holds, at the beginning of a sentence: "The outcome of a trial".
         remedy: What to do if it is damaged.
     Raises:
-        ArtifactError: It is damaged.
+        ArtifactError: It is damaged, or cannot be read.
     """
-    content = json_in(read_stored(file))
     try:
+        content = json_in(read_stored(file))
         if not is_as_written(content):
             raise ValueError(EDITED)
         values = {key: value for key, value in content.items() if key != CHECKSUM}
         return form.validate_json(json.dumps(values), strict=True)
-    except (AttributeError, ValueError) as error:  # pydantic's ValidationError is a ValueError
+    except (AttributeError, OSError, ValueError) as error:  # pydantic's ValidationError is a ValueError
         reason = " ".join(str(error).split())[:200]
         raise ArtifactError(f"{what} must be as it was written. Received: {file} ({reason}). {remedy}") from error
 

@@ -7,6 +7,7 @@ to all together, also where these need no trial. So a seed proposes the same, wh
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -90,7 +91,7 @@ class Exploration:
         same = next((each for each in self.trials.values() if each.changes == changes), None)
         if same is None and changes:
             file = self._file(number)
-            if not file.is_file():  # else the process was stopped before optuna was told
+            if not os.path.lexists(file):  # else the process was stopped before optuna was told
                 trial = self._measure(number, changes, bar)
                 if trial.state == "cut":
                     return None  # a later call tries it again
@@ -106,7 +107,7 @@ class Exploration:
 
     def _take(self, number: int) -> None:
         file = self._file(number)
-        if file.is_file():
+        if os.path.lexists(file):
             remedy = f"Remove {self._folder}: the search then begins anew."
             self.trials[number] = read_as_written(file, _TRIAL, "A trial", remedy)
 
