@@ -190,8 +190,8 @@ def knee(case: Case, folder: Path, repetitions: int) -> dict[str, Any]:
     """Measures the curve in many turns, and its knee again and again."""
     from tfopt.timing import estimate
     from tfopt.trials.process import call_apart
-    from tfopt.tuning.knee import SHARE
-    from tfopt.tuning.knee import knee as knee_of
+    from tfopt.report.knee import SHARE
+    from tfopt.report.knee import knee as knee_of
     from tfopt.tuning.throughput import sizes_to_time
     from tfopt.tuning.trial import Trial
     from tfopt.tuning.workload import workload_of

@@ -25,7 +25,7 @@ from tfopt.exporting.config import DEFAULT_SIGNATURE, FLOAT_SIGNATURE, PRECISION
 from tfopt.exporting.formats import FORMATS, SAVED_MODEL, has_model
 from tfopt.graph import FrozenGraph
 from tfopt.graph.frozen import output_ops
-from tfopt.report import Record, ServingTimes
+from tfopt.report import Record, ServingTimes, TunedServing
 
 MANIFEST_FORMAT = 2
 FIRST_FORMAT = 1  # the format of tfopt 0.1.0, which `_upgraded` reads
@@ -187,6 +187,7 @@ class Manifest(Record):
     check: CheckRecord
     report: dict[str, Any] | None = field(default=None)
     serving: ServingTimes | None = None
+    tuned: TunedServing | None = None  # what a server should set, as `tfopt.tune_serving` measured it
 
     def to_dict(self) -> dict[str, Any]:
         content = super().to_dict()
@@ -355,6 +356,8 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
     for name, spec in (inputs | outputs).items():
         if not _is_dtype(spec.dtype):
             yield f"signature gives {name!r} the dtype {spec.dtype!r}, which TensorFlow does not have"
+    if manifest.tuned and manifest.tuned.batch_size not in (each.batch_size for each in manifest.tuned.curve):
+        yield f"tuned.curve lacks the batch size {manifest.tuned.batch_size}"
     if not inputs.keys() == check.ranges.keys() == check.shapes.keys():
         yield f"check has inputs other than the signature's, {list(inputs)}"
         return

@@ -83,6 +83,10 @@ class Hardware(Record, Shown):
     tensorflow_version: str
     unavailable: Mapping[str, str] = field(default_factory=dict)
 
+    def device(self, on_gpu: bool = False) -> str:
+        """Returns the name of what computes: the first GPU, or the processor."""
+        return self.gpus[0].name if on_gpu and self.gpus else self.cpu_model or "CPU"
+
     def _sheet(self) -> Sheet:
         model = self.cpu_model or self._unavailable("cpu_model")
         gpus = {f"gpu {index}": str(gpu) for index, gpu in enumerate(self.gpus)}

@@ -10,10 +10,13 @@ from tfopt.report.profile import Diagnosis, DiagnosisReport, OperatorTime, StepB
 from tfopt.report.receipt import MARKED_LOSS, Receipt, lost_score, score_change, score_names
 from tfopt.report.record import Change, Decision, PassReport, Record, Skip
 from tfopt.report.run_report import Phase, RunReport, Utilization
-from tfopt.report.serving import ServingTimes, ThreadTimes
+from tfopt.report.serving import ManyRequests, ServingTimes, ThreadTimes
+from tfopt.report.serving_report import FastestServed, ServedModel, ServingReport
+from tfopt.report.tuned_serving import BatchSpeed, TunedServing
 
 __all__ = [
     "Audit",
+    "BatchSpeed",
     "BenchmarkReport",
     "BenchmarkedModel",
     "CallTimes",
@@ -22,7 +25,9 @@ __all__ = [
     "Diagnosis",
     "DiagnosisReport",
     "Fastest",
+    "FastestServed",
     "MARKED_LOSS",
+    "ManyRequests",
     "OpWithoutKernel",
     "OperatorTime",
     "PassReport",
@@ -30,11 +35,14 @@ __all__ = [
     "Receipt",
     "Record",
     "RunReport",
+    "ServedModel",
+    "ServingReport",
     "ServingTimes",
     "Skip",
     "StepBreakdown",
     "ThreadTimes",
     "TraceSummary",
+    "TunedServing",
     "Utilization",
     "lost_score",
     "score_change",

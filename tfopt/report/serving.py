@@ -87,11 +87,28 @@ class ThreadTimes(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class ManyRequests:
-    """How a server computes many requests: the calls at the same time, the threads of each, and its examples."""
+    """How a server computes many requests: the calls at the same time, the threads of each, and its examples.
+
+    Attributes:
+        batches_pay: Whether the server should join requests to batches.
+        on_gpu: Whether that was measured on a GPU.
+    """
 
     calls: int
     threads: int
     batch_size: int
+    batches_pay: bool = False
+    on_gpu: bool = False
+
+
+def flags(model_format: str, best: ManyRequests) -> str:
+    """Returns how the runtime of a format is told the calls at the same time and the threads.
+
+    Example:
+        >>> flags("saved_model", ManyRequests(calls=2, threads=1, batch_size=1))
+        '--tensorflow_intra_op_parallelism=1 --tensorflow_inter_op_parallelism=2'
+    """
+    return SETTINGS[model_format].parallel.format(threads=best.threads, calls=best.calls, all=best.threads * best.calls)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +166,8 @@ class ServingTimes(Record):
     def many_requests(self) -> ManyRequests:
         """The way to compute many requests: small calls at the same time, unless batches pay."""
         if self.batches_pay:
-            return ManyRequests(calls=1, threads=self.calls[-1].threads[-1], batch_size=self.calls[-1].batch_size)
+            last = self.calls[-1]
+            return ManyRequests(calls=1, threads=last.threads[-1], batch_size=last.batch_size, batches_pay=True)
         return ManyRequests(
             calls=self.parallel_calls, threads=self.parallel_threads, batch_size=self.calls[0].batch_size
         )
@@ -179,12 +197,11 @@ class ServingTimes(Record):
                 yield f"batch {sizes}: {settings.single.format(threads=best)}"
 
     def _of_many_requests(self) -> str:
-        best, settings = self.many_requests, SETTINGS[self.format]
+        best = self.many_requests
         if self.batches_pay:
-            return f"many requests: join them to batches of {best.batch_size} ({settings.batches})"
-        flags = settings.parallel.format(threads=best.threads, calls=best.calls, all=best.threads * best.calls)
+            return f"many requests: join them to batches of {best.batch_size} ({SETTINGS[self.format].batches})"
         gain = "more examples than" if self._verdict == "faster" else "about as many examples as"
-        return f"many requests: {self._parallel} ({flags}) compute {gain} {self._batched}"
+        return f"many requests: {self._parallel} ({flags(self.format, best)}) compute {gain} {self._batched}"
 
     @property
     def _verdict(self) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tfopt.report import Record
+from tfopt.report.knee import knee, ratios
 from tfopt.timing import estimate
-from tfopt.tuning.knee import knee, ratios
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,13 +31,13 @@ from tfopt.data.files.tfrecord import tfrecord
 from tfopt.profiling.cost import training_memory
 from tfopt.recipe import Recipe, with_changes
 from tfopt.report import Record
+from tfopt.report.knee import is_decided
 from tfopt.runner.teacher import teacher_recipe
 from tfopt.runner.work import begin, place_augmentation
 from tfopt.timing import in_turns
 from tfopt.training import compile as compile_model
 from tfopt.training import plan
 from tfopt.tuning.facts import facts_of, facts_of_data
-from tfopt.tuning.knee import is_decided
 from tfopt.tuning.limit import Used, kept, of_json
 from tfopt.tuning.timed import TimedFit, Training
 from tfopt.tuning.workload import DATA, MODEL, RECIPE, Workload, largest_example, only_largest

@@ -66,15 +66,15 @@ def cores(monkeypatch):
     ],
 )
 def test_a_number_of_threads_is_best_if_every_round_shows_it(one, two, best):
-    found = threads._compare(8, (1, 2), [[[ms] for ms in rounds] for rounds in (one, two)])
+    found = threads.thread_times(8, (1, 2), [[[ms] for ms in rounds] for rounds in (one, two)])
     assert found.latency_ms_median == (np.median(one), np.median(two))
     assert (found.batch_size, found.best_threads) == (8, best)
 
 
 def test_of_three_numbers_the_best_must_beat_both_others():
     slow, fast, tie = [[[10.0]] * 5, [[7.0]] * 5, [[7.1]] * 5]
-    assert threads._compare(1, (1, 2, 4), [slow, fast, tie]).best_threads is None
-    assert threads._compare(1, (1, 2, 4), [slow, fast, slow]).best_threads == 2
+    assert threads.thread_times(1, (1, 2, 4), [slow, fast, tie]).best_threads is None
+    assert threads.thread_times(1, (1, 2, 4), [slow, fast, slow]).best_threads == 2
 
 
 def test_the_receipt_has_the_times_of_each_number_of_threads_and_of_calls_at_the_same_time(

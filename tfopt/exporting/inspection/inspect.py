@@ -72,6 +72,7 @@ def inspect(path: str | Path, *, open_size: int = OPEN_SIZE) -> Inspection:
         bytes_on_disk=sum(each.stat().st_size for each in files_of(whole)),
         versions=({"exported by": f"tfopt {manifest.tfopt}"} if manifest else {}) | dict(contents.versions),
         requires=manifest.requires if manifest else None,
+        tuned=manifest.tuned if manifest else None,
         as_written=not problems if manifest or problems else None,
         outside=contents.outside,
         notes=contents.notes,

@@ -11,7 +11,8 @@ from typing import Any
 
 from tfopt.exporting.inspection.contents import Operator, Weight
 from tfopt.exporting.manifest import TensorRecord
-from tfopt.report import Record
+from tfopt.exporting.serving_settings import in_words
+from tfopt.report import Record, TunedServing
 from tfopt.report.formatting import short_bytes, short_count, shortened
 from tfopt.report.sheet import PROBLEM, Sheet, Shown, Table
 
@@ -56,6 +57,7 @@ class Inspection(Record, Shown):
         bytes_on_disk: The bytes of all files.
         versions: What wrote the files, and the versions of their format.
         requires: What an artifact of tfopt needs to run. None for other files.
+        tuned: What a server should set, as `tfopt.tune_serving` has written it into the manifest of an artifact.
         as_written: Whether the files are as the export wrote them. None where there is no manifest to tell.
         outside: The ops that touch files, the network or the process, or need code that a runtime does not have.
         notes: What the counts leave out.
@@ -74,6 +76,7 @@ class Inspection(Record, Shown):
     bytes_on_disk: int
     versions: Mapping[str, str] = field(default_factory=dict)
     requires: str | None = None
+    tuned: TunedServing | None = None
     as_written: bool | None = None
     outside: Sequence[str] = ()
     notes: Sequence[str] = ()
@@ -138,6 +141,7 @@ class Inspection(Record, Shown):
             "format": self.format + (f", {self.precision}" if self.precision else ""),
             **self.versions,
             **({"requires": self.requires} if self.requires else {}),
+            **({"serving": in_words(self.tuned)} if self.tuned else {}),
             "bytes on disk": f"{self.bytes_on_disk:,}",
             "files as written": states[self.as_written],
             "parameters": self._parameters(),

@@ -37,8 +37,10 @@ from tfopt.exporting.manifest import (
     read_manifest,
 )
 from tfopt.exporting.publishing import tensorflow_serving, triton
-from tfopt.report import Change, PassReport, Record, Skip
+from tfopt.exporting.serving_settings import TUNE_HERE, many_requests
+from tfopt.report import Change, ManyRequests, PassReport, Record, Skip
 from tfopt.report.formatting import short_bytes
+from tfopt.report.serving import flags
 from tfopt.settings.validation import check_value
 
 NAMES = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # safe in a path, in a URL, and in the files of all servers
@@ -73,6 +75,7 @@ def publish(
     version: int | None = None,
     batch_sizes: Sequence[int] = (1, 8),
     warm_up: bool = True,
+    any_machine: bool = False,
 ) -> PublishedVersion:
     """Copies an artifact into a model repository, as a new version of a served model.
 
@@ -83,7 +86,8 @@ def publish(
     - for TensorFlow Serving, requests that warm the model up: the server calls them before it serves a version
     - for Triton, config.pbtxt with the inputs and outputs, joined requests, and calls that warm the model up. If there
       is one already, it stays as it is
-    - settings of threads and batches, if the export has measured them (`ExportConfig.threads`)
+    - settings of threads and batches, if `tfopt.tune_serving` has measured them on this machine, or the export
+      (`ExportConfig.threads`)
 
     Nothing of the model runs.
 
@@ -92,9 +96,11 @@ def publish(
         directory: The repository. It is made if needed.
         name: The name of the served model. None means the name of the artifact's directory, or of the version's model.
         version: Its number. None means the next one after the largest number.
-        batch_sizes: Examples in the requests that warm the model up. The largest is the most that Triton joins. A model
-            with a fixed batch size has only that.
+        batch_sizes: Examples in the requests that warm the model up. The largest is the most that Triton joins, unless a
+            larger one was measured to be best. A model with a fixed batch size has only that.
         warm_up: Whether to write requests that warm the model up.
+        any_machine: Whether to use what `tfopt.tune_serving` measured on another machine than this one: for a
+            repository of servers that are like that machine.
     Returns: The version, with a report of what was written and left out.
     Raises:
         ArtifactError: The artifact is incomplete, or has changed since it was written.
@@ -122,6 +128,7 @@ def publish(
         )
     if manifest.model_format == SAVED_MODEL and warm_up:
         tensorflow_serving.check_package()
+    best, unused = many_requests(manifest, any_machine=any_machine)
     model = repository.resolve() / name
     check_target(model / "0")  # before anything is made; no version has this number
     with exclusive(model):
@@ -136,18 +143,29 @@ def publish(
                 (new / file).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(source / file, new / file)
             if manifest.model_format == SAVED_MODEL:
-                notes += tensorflow_serving.write(new, name, manifest, sizes if warm_up else ())
+                notes += tensorflow_serving.write(new, name, manifest, sizes if warm_up else (), best)
             baseline = _baseline_from(source, manifest, final)
             # What was read is in the present format, whatever it was written in.
             copied = replace(manifest, format=MANIFEST_FORMAT, files=digests(new), baseline=baseline)
             (new / MARK).write_text(json.dumps(with_checksum(copied.to_dict())), encoding="utf-8")
-            notes += triton.write(model, manifest, sizes, warm_up=warm_up)
+            notes += triton.write(model, manifest, sizes, best, warm_up=warm_up)
+    if unused:
+        remedy = f"{TUNE_HERE}, or publish for such servers with any_machine=True (--any-machine)"
+        notes.append(Skip(name="settings of tfopt tune", kind="all servers", reason=f"{unused}; {remedy}"))
     report = PassReport(
         name="publish",
         changed=[each for each in notes if isinstance(each, Change)],
         skipped=[each for each in notes if isinstance(each, Skip)],
+        notes=_flags(manifest, best),
     )
     return PublishedVersion(path=str(repository / name / str(number)), name=name, version=number, report=report)
+
+
+def _flags(manifest: Manifest, best: ManyRequests | None) -> list[Change]:
+    """Returns the flags that no file of a version holds, where they were measured."""
+    if best is None or manifest.model_format != SAVED_MODEL:
+        return []
+    return [Change(name="flags", kind="TensorFlow Serving", detail=flags(SAVED_MODEL, best))]
 
 
 def _name_of(artifact: Path) -> str:

@@ -22,7 +22,7 @@ from tfopt.exporting.config import FLOAT_SIGNATURE
 from tfopt.exporting.manifest import Manifest
 from tfopt.exporting.parity import draw_inputs
 from tfopt.exporting.publishing.batches import batch_of, is_open, words
-from tfopt.report import Change, Skip
+from tfopt.report import Change, ManyRequests, Skip
 
 PACKAGE = "tensorflow_serving"
 WARM_UP = "assets.extra/tf_serving_warmup_requests"
@@ -40,11 +40,16 @@ def check_package() -> None:
         )
 
 
-def write(directory: Path, name: str, manifest: Manifest, batch_sizes: Sequence[int]) -> Iterator[Change | Skip]:
-    """Writes the files into the directory of a version. Without batch sizes nothing is warmed up."""
+def write(
+    directory: Path, name: str, manifest: Manifest, batch_sizes: Sequence[int], best: ManyRequests | None
+) -> Iterator[Change | Skip]:
+    """Writes the files into the directory of a version. Without batch sizes nothing is warmed up.
+
+    `best` is the way to compute many requests that was measured.
+    """
     if batch_sizes:
         yield _write_warm_up(directory / WARM_UP, name, manifest, batch_sizes)
-    parameters, reason = _batching(manifest, batch_sizes)
+    parameters, reason = _batching(manifest, batch_sizes, best)
     if parameters:
         (directory / BATCHING).write_text(parameters, encoding="utf-8")
         yield Change(name=BATCHING, kind="TensorFlow Serving", detail=reason)
@@ -80,20 +85,29 @@ def _log(name: str, signature: str, manifest: Manifest, batch_size: int) -> Any:
     return log
 
 
-def _batching(manifest: Manifest, sizes: Sequence[int]) -> tuple[str, str]:
+def _batching(manifest: Manifest, sizes: Sequence[int], best: ManyRequests | None) -> tuple[str, str]:
     """Returns the settings of batches and what they do, or "" and the reason why there are none."""
     if not is_open(manifest.signature):
         return "", "the batch size is fixed"
     others = [name for name, spec in manifest.signature.inputs.items() if None in (spec.shape or (None,))[1:]]
     if others:
         return "", f"the server joins requests of equal sizes only, and those of {others[0]!r} are open"
-    if manifest.serving is None:
-        return "", "no times were measured; export with threads=(1, 16), for example"
-    best = manifest.serving.many_requests
-    if not manifest.serving.batches_pay:
+    if best is None:
+        return "", "no times were measured; tfopt tune measures them"
+    if not best.batches_pay:
         return "", f"calls at the same time, {best.calls} of them, compute no fewer examples"
-    # A batch is made of what has come while the one before was computed: no request waits for others.
     most = max((best.batch_size, *sizes))  # the server refuses larger requests, those of the warm-up too
+    return "".join(f"{line}\n" for line in batching(best, most)), f"joins requests to batches of up to {most}"
+
+
+def batching(best: ManyRequests, most: int) -> list[str]:
+    """Returns the lines of batching_params.pbtxt for batches of at most so many examples.
+
+    A batch is made of what has come while the one before was computed: no request waits for others.
+
+    Example:
+        >>> batching(ManyRequests(calls=2, threads=1, batch_size=16), 16)[1]
+        'num_batch_threads { value: 2 }'
+    """
     settings = {"max_batch_size": most, "num_batch_threads": best.calls, "batch_timeout_micros": 0}
-    text = "".join(f"{key} {{ value: {value} }}\n" for key, value in settings.items())
-    return text, f"joins requests to batches of up to {most}"
+    return [f"{key} {{ value: {value} }}" for key, value in settings.items()]

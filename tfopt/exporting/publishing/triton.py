@@ -13,7 +13,7 @@ from pathlib import Path
 from tfopt.atomic.files import write_text
 from tfopt.exporting.manifest import Manifest, TensorRecord
 from tfopt.exporting.publishing.batches import batch_of, is_open, words
-from tfopt.report import Change, Skip
+from tfopt.report import Change, ManyRequests, Skip
 
 CONFIG = "config.pbtxt"
 # Triton's backend for a format, and its name for the number of threads that compute one call. The backend for OpenVINO
@@ -29,8 +29,13 @@ TYPES = {
 }
 
 
-def write(model: Path, manifest: Manifest, batch_sizes: Sequence[int], *, warm_up: bool) -> Iterator[Change | Skip]:
-    """Writes config.pbtxt into the directory of a model, if Triton serves its format and there is none yet."""
+def write(
+    model: Path, manifest: Manifest, batch_sizes: Sequence[int], best: ManyRequests | None, *, warm_up: bool
+) -> Iterator[Change | Skip]:
+    """Writes config.pbtxt into the directory of a model, if Triton serves its format and there is none yet.
+
+    `best` is the way to compute many requests that was measured.
+    """
     if manifest.model_format not in BACKENDS:
         return
     unknown = [name for name, spec in _specs(manifest).items() if spec.shape is None]
@@ -42,10 +47,9 @@ def write(model: Path, manifest: Manifest, batch_sizes: Sequence[int], *, warm_u
     elif single:
         yield Skip(name=CONFIG, kind="Triton", reason=f"{single[0]!r} has no axes, and every tensor needs one")
     else:
-        write_text(model / CONFIG, config(model.name, manifest, batch_sizes if warm_up else (), max(batch_sizes)))
-        joined = (
-            f"joins requests to batches of up to {max(batch_sizes)}" if is_open(manifest.signature) else "no batches"
-        )
+        largest = max(*batch_sizes, best.batch_size if best is not None and best.batches_pay else 1)
+        write_text(model / CONFIG, config(model.name, manifest, batch_sizes if warm_up else (), largest, best))
+        joined = f"joins requests to batches of up to {largest}" if is_open(manifest.signature) else "no batches"
         yield Change(name=CONFIG, kind="Triton", detail=joined)
 
 
@@ -53,7 +57,9 @@ def _specs(manifest: Manifest) -> Mapping[str, TensorRecord]:
     return {**manifest.signature.inputs, **manifest.signature.outputs}
 
 
-def config(name: str, manifest: Manifest, warm_up: Sequence[int], largest: int) -> str:
+def config(
+    name: str, manifest: Manifest, warm_up: Sequence[int], largest: int, best: ManyRequests | None = None
+) -> str:
     """Returns the text of config.pbtxt.
 
     Args:
@@ -61,8 +67,9 @@ def config(name: str, manifest: Manifest, warm_up: Sequence[int], largest: int) 
         manifest: The manifest of a version.
         warm_up: Examples in the calls that warm the model up. Empty means none.
         largest: The most examples of a batch that Triton joins.
+        best: The way to compute many requests that was measured.
     """
-    backend, thread_setting = BACKENDS[manifest.model_format]
+    backend, _ = BACKENDS[manifest.model_format]
     joins = is_open(manifest.signature)
     lines = [f'name: "{name}"', f'backend: "{backend}"', f"max_batch_size: {largest if joins else 0}"]
     for kind in ("input", "output"):
@@ -70,14 +77,36 @@ def config(name: str, manifest: Manifest, warm_up: Sequence[int], largest: int) 
         tensors = (f"  {{ name: {json.dumps(key)} {_tensor(spec, joins)} }}" for key, spec in specs.items())
         lines += [f"{kind} [", ",\n".join(tensors), "]"]
     if joins:
-        lines.append("dynamic_batching { }")  # without a delay: what has come while the model computed
-    if manifest.serving is not None:
-        best = manifest.serving.many_requests
-        lines.append(f"instance_group [ {{ count: {best.calls} kind: KIND_CPU }} ]")
-        lines.append(f'parameters {{ key: "{thread_setting}" value: {{ string_value: "{best.threads}" }} }}')
+        lines.append(batching(best))
+    if best is not None:
+        lines += instances(best, manifest.model_format)
     sizes = sorted({batch_of(manifest.signature, size) for size in warm_up})
     lines += [_call(manifest, size, joins) for size in sizes]
     return "\n".join(lines) + "\n"
+
+
+def batching(best: ManyRequests | None) -> str:
+    """Returns the line that joins requests, without a delay: those that have come while the model computed.
+
+    Triton takes a batch of the preferred size where there are so many requests, and else as many as there are.
+    """
+    preferred = f"preferred_batch_size: [ {best.batch_size} ] " if best is not None and best.batches_pay else ""
+    return f"dynamic_batching {{ {preferred}}}"
+
+
+def instances(best: ManyRequests, model_format: str) -> list[str]:
+    """Returns the lines for the calls at the same time and the threads of each.
+
+    Example:
+        >>> print(*instances(ManyRequests(calls=2, threads=1, batch_size=8), "onnx"), sep="\\n")
+        instance_group [ { count: 2 kind: KIND_CPU } ]
+        parameters { key: "intra_op_thread_count" value: { string_value: "1" } }
+    """
+    kind = "KIND_GPU" if best.on_gpu else "KIND_CPU"
+    return [
+        f"instance_group [ {{ count: {best.calls} kind: {kind} }} ]",
+        f'parameters {{ key: "{BACKENDS[model_format][1]}" value: {{ string_value: "{best.threads}" }} }}',
+    ]
 
 
 def _tensor(spec: TensorRecord, joins: bool) -> str:

@@ -108,9 +108,9 @@ def benchmark(
     check_metric(metric)
     if gate is not None and data is None:
         raise ConfigError(f"gate needs labelled examples. Received: gate={gate} without data. Pass data (--data).")
-    found = _candidates(models, trusted)
+    found = candidates(models, trusted)
     first = _baseline(found, baseline)
-    given = _given(inputs)
+    given = given_inputs(inputs)
     with ExitStack() as stack:
         directory = stack.enter_context(scratch_directory())
         for number, each in enumerate(found):
@@ -118,29 +118,29 @@ def benchmark(
             with each.noting_failure():
                 each.open(directory / str(number))
                 each.start(stack, counts)
-        for each in sorted(_running(found), key=lambda each: each.manifest is None):  # artifacts know their inputs
+        for each in sorted(running(found), key=lambda each: each.manifest is None):  # artifacts know their inputs
             with each.noting_failure():
-                each.choose_inputs(_running(found), given, open_size)
+                each.choose_inputs(running(found), given, open_size)
                 each.make_batches(sizes)
         if first is None:
-            first = next((each for each in _running(found) if each.is_float), next(iter(_running(found)), None))
+            first = next((each for each in running(found) if each.is_float), next(iter(running(found)), None))
         if data is not None and first is not None and not first.failure:
             _score(found, first, data, metric, on_step)
         for size in sizes:
             on_step(f"timing calls of batch {size}")
             _time(found, size, counts, seconds)
         rows = tuple(each.row(sizes, None if data is None else first, higher_is_better(metric)) for each in found)
-    if not _running(found):
+    if not running(found):
         reasons = " ".join(f"{each.name}: {each.failure}" for each in found)
         raise ArtifactError(f"At least one model must run. Received: {len(found)} that cannot be measured. {reasons}")
-    warnings = _warnings(_running(found))
+    warnings = cautions(running(found))
     if gate is not None and first is not None and all(row.score_share is None for row in rows if not row.failure):
         reason = "could not be measured" if first.failure else "has no score above 0"
         warnings.append(f"no model can reach the gate: the baseline, {first.name}, {reason}")
-    on_gpu = any("GPU" in each.loaded["devices"] for each in _running(found))
+    on_gpu = any("GPU" in each.loaded["devices"] for each in running(found))
     return judged(
         rows,
-        device=machine.gpus[0].name if on_gpu and machine.gpus else machine.cpu_model or "CPU",
+        device=machine.device(on_gpu),
         cores=machine.logical_cores,
         batch_sizes=sizes,
         threads=counts,
@@ -153,7 +153,8 @@ def benchmark(
     )
 
 
-def _candidates(models: Sequence[str | Path], trusted: bool) -> list[Candidate]:
+def candidates(models: Sequence[str | Path], trusted: bool) -> list[Candidate]:
+    """Returns the models of these paths. Their names are the shortest ends of the paths that tell them apart."""
     paths = list(dict.fromkeys(map(Path, [models] if isinstance(models, str | Path) else models)))
     if not paths:
         raise ConfigError("models must be at least one path. Received: none. Name artifacts or files of models.")
@@ -178,7 +179,7 @@ def _baseline(found: Sequence[Candidate], given: str | Path | None) -> Candidate
     return named
 
 
-def _given(inputs: Any) -> dict[str, np.ndarray]:
+def given_inputs(inputs: Any) -> dict[str, np.ndarray]:
     """Returns given inputs as arrays by name."""
     if inputs is None:
         return {}
@@ -194,7 +195,8 @@ def _given(inputs: Any) -> dict[str, np.ndarray]:
     return arrays
 
 
-def _running(found: Sequence[Candidate]) -> list[Candidate]:
+def running(found: Sequence[Candidate]) -> list[Candidate]:
+    """Returns the models that have not failed."""
     return [each for each in found if not each.failure]
 
 
@@ -210,7 +212,7 @@ def _score(
         on_step(f"scoring, {done:,} examples done")
         done += len(next(iter(inputs.values())))
         outputs: dict[Candidate, dict[str, np.ndarray]] = {}
-        for each in _running([baseline, *(other for other in found if other is not baseline)]):
+        for each in running([baseline, *(other for other in found if other is not baseline)]):
             with each.noting_failure():
                 own = each.predict(inputs, baseline)
                 for name, like in next(iter(outputs.values()), own).items():
@@ -229,7 +231,7 @@ def _score(
 
 def _time(found: Sequence[Candidate], size: int, threads: Sequence[int], seconds: float) -> None:
     """Times the calls of one batch size: every model on every number of threads, in turns."""
-    sides = [(each, count) for each in _running(found) if size in each.batches for count in threads]
+    sides = [(each, count) for each in running(found) if size in each.batches for count in threads]
     if sides:
         pause = PAUSE_S if len(sides) > 1 else 0.0
         turns = in_turns([partial(each.time, size, count, seconds, pause) for each, count in sides], ROUNDS)
@@ -237,7 +239,7 @@ def _time(found: Sequence[Candidate], size: int, threads: Sequence[int], seconds
             each.calls_ms[size, count] = rounds
 
 
-def _warnings(found: Sequence[Candidate]) -> list[str]:
+def cautions(found: Sequence[Candidate]) -> list[str]:
     """Returns what to know of the models before one is taken: inputs of other sizes than the first's, wrong results."""
     sizes = {each: sorted(str(spec.shape) for spec in each.drawn.values()) for each in found}
     unlike = [

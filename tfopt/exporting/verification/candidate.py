@@ -86,6 +86,11 @@ class Candidate:
         return self.format == KERAS if self.manifest is None else self.manifest.is_float
 
     @property
+    def fixed_batch_size(self) -> int | None:
+        """The number of examples that each of its calls must have; None where it is open."""
+        return next((spec.shape[0] for spec in self.specs.values() if spec.shape), None)
+
+    @property
     def drawn(self) -> dict[str, TensorRecord]:
         """The specs of its inputs with the sizes that are timed."""
         shapes = {name: value.shape for name, value in self.given.items()} if self.check is None else self.check.shapes
@@ -167,7 +172,7 @@ class Candidate:
 
     def make_batches(self, batch_sizes: Sequence[int]) -> None:
         """Makes the batches of inputs, and calls the model for the first time."""
-        fixed = next((spec.shape[0] for spec in self.specs.values() if spec.shape), None)
+        fixed = self.fixed_batch_size
         for size in batch_sizes:
             if fixed not in (None, size):
                 self.skipped[size] = f"its batch size is fixed to {fixed}"

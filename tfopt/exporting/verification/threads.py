@@ -65,7 +65,7 @@ def measure_threads(
     sizes = sorted(batches)
     with ExitStack() as stack:
         processes = [stack.enter_context(runs(path)(path, called, trusted=trusted, threads=count)) for count in counts]
-        calls = [_compare(size, counts, alternate(processes, batches[size], seconds)) for size in sizes]
+        calls = [thread_times(size, counts, alternate(processes, batches[size], seconds)) for size in sizes]
         callers = counts[-1] // counts[0]
         sides = [
             partial(processes[0].calls_per_second, batches[sizes[0]], seconds, callers),
@@ -78,7 +78,7 @@ def measure_threads(
     speedup = estimate([ours / theirs for ours, theirs in zip(parallel, batched, strict=True)])
     return (
         ServingTimes(
-            device=machine.cpu_model or "CPU",
+            device=machine.device(),
             cores=machine.logical_cores,
             calls=tuple(calls),
             parallel_calls=callers,
@@ -93,7 +93,7 @@ def measure_threads(
     )
 
 
-def _compare(batch_size: int, threads: tuple[int, ...], times: Sequence[Sequence[Sequence[float]]]) -> ThreadTimes:
+def thread_times(batch_size: int, threads: tuple[int, ...], times: Sequence[Sequence[Sequence[float]]]) -> ThreadTimes:
     """Returns the record of the milliseconds of each call, for each number of threads and each round."""
     medians = [float(np.median(np.concatenate(rounds))) for rounds in times]
     best = int(np.argmin(medians))

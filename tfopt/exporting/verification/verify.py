@@ -24,6 +24,7 @@ from tfopt.exporting.manifest import (
     read_manifest,
 )
 from tfopt.exporting.parity import draw_batch
+from tfopt.exporting.serving_settings import in_words
 from tfopt.exporting.verification.inputs import matched_names
 from tfopt.exporting.verification.measured import MeasuredArtifact
 from tfopt.exporting.verification.process import alternate
@@ -273,7 +274,6 @@ def _receipt(artifact: MeasuredArtifact, batch_size: int) -> Receipt:
     memory = artifact.cold_start["memory_peak_bytes"]
     if memory is None:
         absent["memory_peak_bytes"] = "read from Linux only"
-    hardware, on_gpu = detect(), "GPU" in artifact.process.loaded["devices"]
     return Receipt(
         artifact=str(artifact.path),
         precision=artifact.manifest.precision,
@@ -305,7 +305,7 @@ def _receipt(artifact: MeasuredArtifact, batch_size: int) -> Receipt:
         kernels=artifact.kernels,
         runtime=artifact.process.loaded["runtime"],
         tensorflow_version=artifact.process.loaded.get("tensorflow", artifact.manifest.tensorflow),
-        device=hardware.gpus[0].name if on_gpu and hardware.gpus else hardware.cpu_model or "CPU",
+        device=detect().device("GPU" in artifact.process.loaded["devices"]),
         unavailable=absent | not_scored(scores, artifact.no_baseline),
         notes=_notes(artifact),
         problems=problems,
@@ -313,13 +313,15 @@ def _receipt(artifact: MeasuredArtifact, batch_size: int) -> Receipt:
 
 
 def _notes(artifact: MeasuredArtifact) -> list[str]:
-    """Returns what the export noted: of the calibration data, and of weights that became 0."""
+    """Returns what the manifest notes: of the calibration data, of weights that became 0, and of serving."""
     report = artifact.manifest.report or {}
     notes = [f"{note['name']}: {note['detail']}" for note in report.get("notes", ())]
     if artifact.manifest.compute in NEEDS:
         notes.append(f"machine: {NEEDS[artifact.manifest.compute]}")
     if artifact.manifest.precision == "int8" and not artifact.manifest.check.held_out:
         notes.append("parity: no examples but the same data as calibration were given")
+    if artifact.manifest.tuned is not None:
+        notes.append(f"serving: {in_words(artifact.manifest.tuned)}")
     return notes
 
 
