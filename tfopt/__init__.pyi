@@ -22,6 +22,7 @@ from .exporting.inspection.record import Inspection
 from .exporting.processing.config import PostprocessingConfig, PreprocessingConfig
 from .exporting.publishing.publish import PublishedVersion, publish
 from .exporting.verification.bench import benchmark
+from .exporting.verification.tune_serving import tune_serving
 from .exporting.verification.verify import verify
 from .hardware import Hardware
 from .models.float32_outputs import float32_outputs
@@ -42,7 +43,7 @@ from .pruning.sensitivity import sensitivity
 from .pruning.sensitivity_curves import Sensitivity
 from .quantization import QuantizationConfig, QuantizedModel, WeightOnlyConfig, quantization_report, quantize
 from .recipe import ModelConfig, Recipe
-from .report import Audit, BenchmarkReport, DiagnosisReport, PassReport, Receipt, StepBreakdown
+from .report import Audit, BenchmarkReport, DiagnosisReport, PassReport, Receipt, ServingReport, StepBreakdown
 from .runner import RunResult, run
 from .training import (
     Ledger,
@@ -138,11 +139,13 @@ __all__ = [
     "inspect",
     "Inspection",
     "publish",
+    "tune_serving",
     "PublishedVersion",
     # records and errors
     "PassReport",
     "Receipt",
     "BenchmarkReport",
+    "ServingReport",
     "TfoptError",
     "TfoptWarning",
     "ConfigError",

@@ -1,4 +1,6 @@
-"""The command `tfopt tune`, which finds settings of a training by measurement: for its speed, or its batch size."""
+"""The command `tfopt tune`, which finds settings by measurement: of a training its speed or its batch, of a model what
+servers should set.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ from tfopt.cli.exit_codes import SUCCESS
 from tfopt.cli.preparation import look_beside, read_recipe, start_tensorflow
 from tfopt.cli.printing import say
 from tfopt.cli.programs import split_at_script
+from tfopt.cli.tune_serving import check_no_serving_options, is_model, tune_models
 from tfopt.errors import ConfigError
 from tfopt.settings.flags import parse
 from tfopt.terminal import working
@@ -27,9 +30,10 @@ OF_SPEED = {each.name for each in fields(TuneConfig)}
 
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions(BatchSizeConfig):
-    """Finds settings of a training by measurement on this machine, for a recipe.
+    """Finds settings by measurement on this machine: those of a training, or those of servers for models.
 
-    Write NAME or FILE.toml after the options. Without --only, it finds faster settings: each trial trains in a process
+    Write NAME or FILE.toml after the options, or DIR... of models to serve: artifacts, SavedModels, files such as
+    model.onnx. Of these it finds the batch size, the threads and, of several, the fastest. Without --only, it finds faster settings: each trial trains in a process
     of its own, in turns with the start. --only batch-size finds the largest batch that fits, each in a process of its
     own, and the smallest that is within 5% of the best speed; it takes SCRIPT.py [ARGS...] or -m MODULE [ARGS...] too.
     """
@@ -49,6 +53,14 @@ class TuneOptions(BatchSizeConfig):
     directory: str | None = None
     """Directory for the trials, their logs and the report; with it, a stopped search for speed settings goes on. By
     default, nothing is kept."""
+    batch_sizes: tuple[Annotated[int, Ge(1)], ...] = ()
+    """Of a model to serve, the numbers of examples in a call that are tried. By default 1, 2, 4, and so on up to 64."""
+    threads: tuple[Annotated[int, Ge(1)], ...] = ()
+    """Of a model to serve, the numbers of intra-op threads that are tried. By default 1, 2, 4, up to the cores."""
+    write: bool = True
+    """Write what servers should set into the manifest of an artifact."""
+    trusted: bool = False
+    """Run models to serve that touch files or the network. Without it, these are refused."""
     toml: bool = False
     """Print only the settings, as TOML that `tfopt run NAME FILE.toml` lays over a recipe."""
     json: bool = False
@@ -58,6 +70,9 @@ class TuneOptions(BatchSizeConfig):
 def tune_command(words: list[str]) -> int:
     own, asked = split_at_script(words, TuneOptions)
     options = parse(TuneOptions, own, "tfopt tune")
+    if asked and is_model(asked[0]):
+        return tune_models(asked, options)
+    check_no_serving_options(options)
     if not asked:
         raise ConfigError(
             f"A recipe or a script must follow the options. Received: {' '.join(words)}. Write tfopt tune NAME."

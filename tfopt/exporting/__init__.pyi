@@ -6,6 +6,7 @@ from .processing.config import PostprocessingConfig, PreprocessingConfig
 from .publishing.publish import PublishedVersion, publish
 from .verification.bench import benchmark
 from .verification.process import SavedModelProcess, time_in_turns
+from .verification.tune_serving import tune_serving
 from .verification.verify import verify, verify_together
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "PublishedVersion",
     "publish",
     "time_in_turns",
+    "tune_serving",
     "verify",
     "verify_together",
 ]

@@ -108,7 +108,9 @@ def flags(model_format: str, best: ManyRequests) -> str:
         >>> flags("saved_model", ManyRequests(calls=2, threads=1, batch_size=1))
         '--tensorflow_intra_op_parallelism=1 --tensorflow_inter_op_parallelism=2'
     """
-    return SETTINGS[model_format].parallel.format(threads=best.threads, calls=best.calls, all=best.threads * best.calls)
+    settings = SETTINGS[model_format]
+    text = settings.parallel if best.calls > 1 else settings.single
+    return text.format(threads=best.threads, calls=best.calls, all=best.threads * best.calls)
 
 
 @dataclass(frozen=True, kw_only=True)

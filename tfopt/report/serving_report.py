@@ -47,7 +47,8 @@ class FastestServed(Record):
     """Which of several models is the fastest, each with its own settings, measured in turns.
 
     Attributes:
-        requests: "many requests" with the settings of each, or "one request" of the smallest batch size, alone.
+        requests: "many requests" with the settings of each, or "one request": calls one after the other, of the
+            smallest batch size.
         model: The name of the model. None if there is no clear winner.
         about_even: The names of the models among which there is no clear winner, the fastest first.
         shares: The speed of each model as a share of that of the fastest, with its interval.
@@ -141,8 +142,8 @@ class ServingReport(Record, Shown):
 def _tables(model: ServedModel, found: TunedServing) -> Iterator[Table]:
     settings = [(server, line) for server, lines in found.settings.items() for line in lines]
     alone = [(f"alone, batch {each.batch_size}", str(each)) for each in found.alone]
-    written = "written into its manifest" if model.written else f"not written: {model.not_written or model.failure}"
-    yield Table(rows=[(model.name, str(found)), *alone, *settings, ("settings", written)])
+    written = "has these settings" if model.written else f"unchanged: {model.not_written}"
+    yield Table(rows=[(model.name, str(found)), *alone, *settings, ("manifest", written)])
     rows = [
         (
             str(each.batch_size),

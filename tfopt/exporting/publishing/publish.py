@@ -96,8 +96,8 @@ def publish(
         directory: The repository. It is made if needed.
         name: The name of the served model. None means the name of the artifact's directory, or of the version's model.
         version: Its number. None means the next one after the largest number.
-        batch_sizes: Examples in the requests that warm the model up. The largest is the most that Triton joins, unless a
-            larger one was measured to be best. A model with a fixed batch size has only that.
+        batch_sizes: Examples in the requests that warm the model up. The largest is the most that Triton joins, or a
+            larger one that was measured to be best. A model with a fixed batch size has only that.
         warm_up: Whether to write requests that warm the model up.
         any_machine: Whether to use what `tfopt.tune_serving` measured on another machine than this one: for a
             repository of servers that are like that machine.

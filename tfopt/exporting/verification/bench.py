@@ -153,7 +153,7 @@ def benchmark(
     )
 
 
-def candidates(models: Sequence[str | Path], trusted: bool) -> list[Candidate]:
+def candidates(models: str | Path | Sequence[str | Path], trusted: bool) -> list[Candidate]:
     """Returns the models of these paths. Their names are the shortest ends of the paths that tell them apart."""
     paths = list(dict.fromkeys(map(Path, [models] if isinstance(models, str | Path) else models)))
     if not paths:
