@@ -55,7 +55,7 @@ usage: tfopt COMMAND [OPTIONS]
   launch SCRIPT        run a script in several workers that train together
   accelerate SCRIPT    run an unmodified script with tfopt's training step in each fit that can have it
   doctor SCRIPT|NAME   say where the time of a training step goes, and what to change
-  tune SCRIPT|NAME     find settings of a training by measurement: its speed, its batch size
+  tune SCRIPT|NAME|DIR find settings by measurement: of a training, or for servers of models
   monitor -- COMMAND   sample the GPUs, or the processor, while any program runs
   data COMMAND         list, measure, convert or serve examples
 

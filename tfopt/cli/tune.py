@@ -32,10 +32,12 @@ OF_SPEED = {each.name for each in fields(TuneConfig)}
 class TuneOptions(BatchSizeConfig):
     """Finds settings by measurement on this machine: those of a training, or those of servers for models.
 
-    Write NAME or FILE.toml after the options, or DIR... of models to serve: artifacts, SavedModels, files such as
-    model.onnx. Of these it finds the batch size, the threads and, of several, the fastest. Without --only, it finds faster settings: each trial trains in a process
+    Write NAME or FILE.toml after the options. Without --only, it finds faster settings: each trial trains in a process
     of its own, in turns with the start. --only batch-size finds the largest batch that fits, each in a process of its
     own, and the smallest that is within 5% of the best speed; it takes SCRIPT.py [ARGS...] or -m MODULE [ARGS...] too.
+
+    Or write DIR... of models to serve: artifacts, SavedModels, files such as model.onnx. It finds their batch size (of
+    1, 2, 4, up to --max-batch-size, or 64), calls at the same time and threads, and of several models the fastest.
     """
 
     only: Annotated[Literal["batch-size"] | None, arg(metavar="batch-size")] = None
@@ -53,10 +55,6 @@ class TuneOptions(BatchSizeConfig):
     directory: str | None = None
     """Directory for the trials, their logs and the report; with it, a stopped search for speed settings goes on. By
     default, nothing is kept."""
-    batch_sizes: tuple[Annotated[int, Ge(1)], ...] = ()
-    """Of a model to serve, the numbers of examples in a call that are tried. By default 1, 2, 4, and so on up to 64."""
-    threads: tuple[Annotated[int, Ge(1)], ...] = ()
-    """Of a model to serve, the numbers of intra-op threads that are tried. By default 1, 2, 4, up to the cores."""
     write: bool = True
     """Write what servers should set into the manifest of an artifact."""
     trusted: bool = False

@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from tfopt.cli.tune import TuneOptions
 
 ENDINGS = (".keras", ".onnx", ".tflite", ".xml", ".pb")
-OF_SERVING = ("batch_sizes", "threads", "write", "trusted")
-SHARED = (*OF_SERVING, "json")
+OF_SERVING = ("write", "trusted")
+SHARED = (*OF_SERVING, "max_batch_size", "json")
+LARGEST = 64  # examples in a call
 
 
 def is_model(word: str) -> bool:
@@ -29,8 +30,10 @@ def is_model(word: str) -> bool:
         >>> is_model("/"), is_model("digits_cnn"), is_model("train.py"), is_model("model.onnx")
         (True, False, False, True)
     """
+    from tfopt.recipes import RECIPES
+
     path = Path(word)
-    return path.suffix in ENDINGS or path.is_dir()
+    return path.suffix in ENDINGS or (path.is_dir() and word not in RECIPES)
 
 
 def check_no_serving_options(options: TuneOptions) -> None:
@@ -41,17 +44,25 @@ def check_no_serving_options(options: TuneOptions) -> None:
 def tune_models(models: Sequence[str], options: TuneOptions) -> int:
     others = [each.name for each in fields(options) if each.name not in SHARED]
     _check_unset(options, others, "trainings, as in tfopt tune NAME")
+    late = next((word for word in models if word.startswith("--")), None)
+    if late is not None:
+        raise ConfigError(f"The options must stand before the models. Received: {late} after {models[0]}. Move it.")
     start_tensorflow()
     from tfopt.exporting import tune_serving
+    from tfopt.tuning.throughput import sizes_to_time
 
-    sizes = {"batch_sizes": options.batch_sizes} if options.batch_sizes else {}
     try:
         with working(f"finding what servers should set for {', '.join(models)}") as now:
             report = tune_serving(
-                models, threads=options.threads, write=options.write, trusted=options.trusted, on_step=now, **sizes
+                models,
+                batch_sizes=sizes_to_time(options.max_batch_size or LARGEST),
+                write=options.write,
+                trusted=options.trusted,
+                on_step=now,
             )
     except ArtifactError as error:
-        if any(Path(each, MARK).is_file() for each in models):  # it was an artifact, and is damaged
+        exist = all(Path(each).exists() for each in models)
+        if exist and any(Path(each, MARK).is_file() for each in models):  # it was an artifact, and is damaged
             raise CheckError(error) from error
         raise
     say(report.to_json() if options.json else report)
