@@ -188,10 +188,10 @@ def memory(case: Case, folder: Path) -> dict[str, Any]:
 
 def knee(case: Case, folder: Path, repetitions: int) -> dict[str, Any]:
     """Measures the curve in many turns, and its knee again and again."""
-    from tfopt.timing import estimate
-    from tfopt.trials.process import call_apart
     from tfopt.report.knee import SHARE
     from tfopt.report.knee import knee as knee_of
+    from tfopt.timing import estimate
+    from tfopt.trials.process import call_apart
     from tfopt.tuning.throughput import sizes_to_time
     from tfopt.tuning.trial import Trial
     from tfopt.tuning.workload import workload_of

@@ -7,8 +7,8 @@ import pytest
 
 from tfopt import BatchSizeConfig, BatchSizeReport, ConfigError, TrainingError
 from tfopt.report import Decision
-from tfopt.trials.process import Outcome
 from tfopt.report.knee import is_decided, knee
+from tfopt.trials.process import Outcome
 from tfopt.tuning.limit import Limit, find_limit
 from tfopt.tuning.memory import find_largest, on_grid
 from tfopt.tuning.throughput import sizes_to_time, throughput_of

@@ -85,6 +85,8 @@ class PublishOptions:
     """Numbers of examples in the requests that warm the model up. The largest is the most that Triton joins."""
     warm_up: bool = True
     """Write requests that warm the model up. Of a SavedModel they need the extra serving."""
+    any_machine: bool = False
+    """Use what tfopt tune measured on another machine: for servers that are like that machine."""
     json: bool = False
     """Print JSON."""
 
@@ -205,6 +207,7 @@ def publish_command(words: list[str]) -> int:
                 version=options.version,
                 batch_sizes=options.batch_sizes,
                 warm_up=options.warm_up,
+                any_machine=options.any_machine,
             )
         except ArtifactError as error:
             if Path(options.artifact, MARK).is_file():  # it was an artifact, and is damaged

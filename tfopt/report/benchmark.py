@@ -202,7 +202,7 @@ class BenchmarkReport(Record, Shown):
         words += [("skipped", f"{each.name}: {why}") for each in shown for why in dict.fromkeys(each.skipped.values())]
         words += [(PROBLEM, f"{each.name}: {each.failure}") for each in self.models if each.failure]
         width = max(len(head) for head, _ in words)
-        rows = [row for head, text in words for row in _wrapped(head, text, COLUMNS - width - 4)]
+        rows = [row for head, text in words for row in wrapped(head, text, COLUMNS - width - 4)]
         return Sheet(title=f"{count} on {self.device}, {self.cores} cores", tables=[*self.tables(), Table(rows=rows)])
 
 
@@ -290,7 +290,8 @@ def fitting_names(names: Sequence[str], width: int) -> dict[str, str]:
     return cut
 
 
-def _wrapped(head: str, text: str, width: int) -> Iterator[tuple[str, str]]:
+def wrapped(head: str, text: str, width: int) -> Iterator[tuple[str, str]]:
+    """Yields the lines of a text that is too long, below each other, after its head."""
     for line in textwrap.wrap(text, width) or [""]:
         yield head, line
         head = ""

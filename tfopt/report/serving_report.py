@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pydantic
 
 from tfopt.errors import ConfigError
+from tfopt.report.benchmark import COLUMNS, wrapped
 from tfopt.report.formatting import grouped
 from tfopt.report.ranking import is_faster
 from tfopt.report.record import Record
@@ -135,15 +136,21 @@ class ServingReport(Record, Shown):
         rows += [("warning", each) for each in self.warnings]
         rows += [(PROBLEM, f"{each.name}: {each.failure}") for each in self.models if each.failure]
         return Sheet(
-            title=f"serving on {machine_in_words(self.device, self.cores)}", tables=[*tables, Table(rows=rows)]
+            title=f"serving on {machine_in_words(self.device, self.cores)}", tables=[*tables, Table(rows=_rows(rows))]
         )
+
+
+def _rows(rows: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Returns rows of a name and a text that fit the width of a report."""
+    width = COLUMNS - max((len(name) for name, _ in rows), default=0) - 4
+    return [line for name, text in rows for line in wrapped(name, text, width)]
 
 
 def _tables(model: ServedModel, found: TunedServing) -> Iterator[Table]:
     settings = [(server, line) for server, lines in found.settings.items() for line in lines]
     alone = [(f"alone, batch {each.batch_size}", str(each)) for each in found.alone]
     written = "has these settings" if model.written else f"unchanged: {model.not_written}"
-    yield Table(rows=[(model.name, str(found)), *alone, *settings, ("manifest", written)])
+    yield Table(rows=_rows([(model.name, str(found)), *alone, *settings, ("manifest", written)]))
     rows = [
         (
             str(each.batch_size),

@@ -108,6 +108,7 @@ def test_an_artifact_is_measured_and_its_manifest_has_the_settings(artifact, fre
     assert any(note.startswith("serving: batches of") and "measured on this machine" in note for note in receipt.notes)
     assert ServingReport.from_json(report.to_json()) == report
     assert "has these settings" in str(report)
+    assert max(map(len, str(report).splitlines())) <= 100
 
 
 def test_larger_batches_pay_where_calls_cost_more_than_the_work(models):

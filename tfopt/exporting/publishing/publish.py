@@ -148,7 +148,7 @@ def publish(
             # What was read is in the present format, whatever it was written in.
             copied = replace(manifest, format=MANIFEST_FORMAT, files=digests(new), baseline=baseline)
             (new / MARK).write_text(json.dumps(with_checksum(copied.to_dict())), encoding="utf-8")
-            notes += triton.write(model, manifest, sizes, best, warm_up=warm_up)
+            notes += triton.write(model, manifest, sizes, warm_up=warm_up, best=best)
     if unused:
         remedy = f"{TUNE_HERE}, or publish for such servers with any_machine=True (--any-machine)"
         notes.append(Skip(name="settings of tfopt tune", kind="all servers", reason=f"{unused}; {remedy}"))

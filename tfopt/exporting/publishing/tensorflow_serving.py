@@ -41,7 +41,7 @@ def check_package() -> None:
 
 
 def write(
-    directory: Path, name: str, manifest: Manifest, batch_sizes: Sequence[int], best: ManyRequests | None
+    directory: Path, name: str, manifest: Manifest, batch_sizes: Sequence[int], best: ManyRequests | None = None
 ) -> Iterator[Change | Skip]:
     """Writes the files into the directory of a version. Without batch sizes nothing is warmed up.
 

@@ -30,7 +30,7 @@ TYPES = {
 
 
 def write(
-    model: Path, manifest: Manifest, batch_sizes: Sequence[int], best: ManyRequests | None, *, warm_up: bool
+    model: Path, manifest: Manifest, batch_sizes: Sequence[int], *, warm_up: bool, best: ManyRequests | None = None
 ) -> Iterator[Change | Skip]:
     """Writes config.pbtxt into the directory of a model, if Triton serves its format and there is none yet.
 
