@@ -100,6 +100,21 @@ class ServingReport(Record, Shown):
         fastest: Which of several models is the fastest. Empty for one model.
         warnings: What to know before one of them is taken.
         seconds: How long it took.
+    Example:
+        >>> from tfopt.report import ThreadTimes
+        >>> from tfopt.report.tuned_serving import tuned
+        >>> alone = ThreadTimes(batch_size=1, threads=(1, 2), latency_ms_median=(9.0, 5.0), best_threads=2)
+        >>> rates = {(1, 1): [200.0], (1, 2): [180.0], (8, 1): [500.0], (8, 2): [440.0]}
+        >>> found = tuned(rates, [alone], device="AMD EPYC", cores=2, format="onnx", runtime="ONNX Runtime")
+        >>> model = ServedModel(name="mine", path="onnx_models/mine", format="onnx", tuned=found, written=True)
+        >>> print(ServingReport(device="AMD EPYC", cores=2, models=(model,)))
+        serving on AMD EPYC, 2 cores
+          mine            batches of 8, 2 calls at a time on 1 thread each: 500 examples/s
+          alone, batch 1  best on 2: 9.000 ms on 1, 5.000 ms on 2
+          manifest        has these settings
+          batch  calls x threads  examples/s    interval  of the best, at least  ms a call
+              1            2 x 1         200  200 to 200                    40%     10.000
+              8            2 x 1         500  500 to 500                   100%     32.000
     """
 
     device: str
