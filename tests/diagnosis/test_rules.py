@@ -5,6 +5,7 @@ import os
 import runpy
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import keras
 import numpy as np
@@ -20,7 +21,7 @@ from tfopt.diagnosis.diagnose import DoctorHook
 from tfopt.diagnosis.experiments import CannotMeasureError, Pair
 from tfopt.diagnosis.input_time import input_time, smaller_buffer, start_saved
 from tfopt.diagnosis.measured import Measured
-from tfopt.diagnosis.observation import Observation, StepCall
+from tfopt.diagnosis.observation import Observation, Predictions, StepCall
 from tfopt.diagnosis.rules import compute, detours, gpu, host, input, memory
 from tfopt.hardware import Gpu, detect
 from tfopt.profiling.cost.efficiency import Roofs, compare
@@ -505,3 +506,48 @@ def test_memory_that_grows_from_step_to_step_is_named_with_what_is_held(keeps, t
         assert found.gain is None
     else:
         assert "MB in the last" in found
+
+
+PREDICTS = """
+import keras
+import numpy as np
+from types import SimpleNamespace
+
+from tfopt.diagnosis.diagnose import DoctorHook
+from tfopt.diagnosis.rules import memory
+from tfopt.scripts.hook import hooked
+
+x, kept = np.zeros((8, 4), np.float32), []
+with hooked(doctor := DoctorHook(steps=4)):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    model.fit(x, np.zeros((8, 1)), verbose=0)
+    for _ in range(24):
+        if GROWS:
+            model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+            kept.append((model, np.ones(10**6)))
+        model.predict(x, verbose=0)
+seen = doctor.observation.predictions
+found = memory.growing_predictions(SimpleNamespace(observation=doctor.observation))
+print(len(seen.resident_bytes), seen.functions, found if isinstance(found, str) else found.evidence)
+"""
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_memory_that_grows_from_predict_to_predict_is_named(grows, fresh_python):
+    """In a process of its own: memory that other tests have freed would be taken first."""
+    found = fresh_python("-c", PREDICTS.replace("GROWS", str(grows))).stdout
+    assert found.startswith("24 24 " if grows else "24 1 ")
+    assert "in the first quarter of the 24 calls of predict" in found
+    assert ("24 of the calls were of a model that was new or newly compiled" in found) == grows
+
+
+def test_few_predictions_tell_nothing():
+    def of(calls):
+        observation = Observation(limit=4, predictions=Predictions(resident_bytes=[10**9] * calls))
+        return memory.growing_predictions(SimpleNamespace(observation=observation))
+
+    assert of(0) == "predict was not called"
+    with pytest.raises(CannotMeasureError, match="predict was called 11 times"):
+        of(11)
+    assert "1,000 MB in the last" in of(12)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import psutil
 import tensorflow as tf
 
 from tfopt.compat.kinds import check_keras_3
@@ -16,7 +17,7 @@ from tfopt.compat.replace import forget, kept, replaced
 from tfopt.compat.trainer import built_under
 from tfopt.diagnosis.experiments import CannotMeasureError, unchanged
 from tfopt.diagnosis.measured import WORTH, AbsentError, Measured, is_worth
-from tfopt.diagnosis.observation import Observation
+from tfopt.diagnosis.observation import Observation, Predictions
 from tfopt.diagnosis.rules.table import RULES
 from tfopt.diagnosis.watch import watching
 from tfopt.errors import ConfigError, TrainingError
@@ -142,14 +143,15 @@ def observe_fit(
 
 
 class DoctorHook:
-    """Watches what a program does with `compile` and `fit`, for some steps: a `tfopt.scripts.hook.FitHook`.
+    """Watches what a program does with `compile`, `fit` and `predict`, for some steps: a `tfopt.scripts.hook.FitHook`.
 
     With `stops`, training ends after these steps.
     """
 
     def __init__(self, steps: int = 100, *, stops: bool = False) -> None:
         self._steps, self._stops = steps, stops
-        self._current = self._longest = Observation(limit=steps, stops=stops)
+        self._predictions = Predictions()
+        self._current = self._longest = self._new()
 
     @property
     def observation(self) -> Observation:
@@ -159,8 +161,11 @@ class DoctorHook:
     def follow(self, model: keras.Model) -> Observation:
         """Returns what is watched of a model. Only the steps of one model can be compared with each other."""
         if self._current.model not in (None, model):
-            self._longest, self._current = self.observation, Observation(limit=self._steps, stops=self._stops)
+            self._longest, self._current = self.observation, self._new()
         return self._current
+
+    def _new(self) -> Observation:
+        return Observation(limit=self._steps, stops=self._stops, predictions=self._predictions)
 
     def compile(self, model: keras.Model, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Counts the compilations after the first fit."""
@@ -176,6 +181,21 @@ class DoctorHook:
                 seen.epochs += int(kwargs.get("epochs", 1))  # the training is longer than what is watched
             return original(*args, **kwargs)
         return observe_fit(self.follow(model), model, original, args, kwargs)
+
+    def predict(self, model: keras.Model, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Reads the memory after a call of predict."""
+        seen, before = self._predictions, _traces(model)
+        seen.functions += model.predict_function is None
+        outputs = original(*args, **kwargs)
+        seen.traces += max(_traces(model) - before, 0)  # fewer where the function was made anew
+        seen.resident_bytes.append(psutil.Process().memory_info().rss)
+        return outputs
+
+
+def _traces(model: keras.Model) -> int:
+    """Returns how often the function that predicts was traced; 0 where it is plain Python, as with run_eagerly."""
+    count = getattr(model.predict_function, "experimental_get_tracing_count", None)
+    return 0 if count is None else int(count())
 
 
 def report(observation: Observation, name: str | None = None, trace_dir: str | Path | None = None) -> DiagnosisReport:

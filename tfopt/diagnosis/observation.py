@@ -34,6 +34,15 @@ class StepCall:
 
 
 @dataclass(kw_only=True)
+class Predictions:
+    """What was seen of the calls of `predict`, of all models."""
+
+    resident_bytes: list[int] = field(default_factory=list)  # resident memory of the process after each call
+    functions: int = 0  # number of calls that had to make the function that predicts: of a new or compiled model
+    traces: int = 0  # number of times that this function was traced
+
+
+@dataclass(kw_only=True)
 class Observation:
     """The training that was watched."""
 
@@ -57,6 +66,7 @@ class Observation:
     copies_s: float = 0.0
     copied_bytes: int = 0  # bytes of these copies
     load: Utilization | None = None  # the load of the GPUs meanwhile; None without a GPU
+    predictions: Predictions = field(default_factory=Predictions)  # also those after the watched steps
 
     @property
     def steps(self) -> int:

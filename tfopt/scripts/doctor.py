@@ -35,6 +35,9 @@ class _Doctor:
             raise SystemExit(0)
         return history
 
+    def predict(self, model: Any, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self._made().predict(model, original, args, kwargs)
+
     def _made(self) -> DoctorHook:
         if self.hook is None:
             from tfopt.diagnosis.diagnose import DoctorHook

@@ -1,6 +1,6 @@
-"""Tells a hook of every `compile` and `fit` of Keras in this process.
+"""Tells a hook of every `compile` and `fit` of Keras in this process, and of every `predict` if it wants to know.
 
-The hook replaces the two methods in the class of Keras that defines them, so it sees every model: functional and
+The hook replaces the methods in the class of Keras that defines them, so it sees every model: functional and
 Sequential ones, subclasses that call `super().fit`, and scripts that took `keras.Model` before or after. A script that
 sets environment variables before it imports Keras still has their effect: Keras is not imported for the hook.
 """
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     import keras
 
-METHODS = ("compile", "fit")
+METHODS = ("compile", "fit", "predict")
 CALL = "call_hook"  # the frame between the script and a hook
 
 
@@ -33,7 +33,7 @@ class FitHook(Protocol):
 
     `original` is Keras' own method, bound to the model. A hook that calls `original(*args, **kwargs)` and returns the
     result changes nothing. While a hook runs, further calls of `compile` and `fit` go to Keras: those of the hook
-    itself, and those of a callback.
+    itself, and those of a callback. A hook that has a method `predict` too, of the same form, is called for that.
     """
 
     def compile(
@@ -81,7 +81,7 @@ def hooked(hook: FitHook, when_imported: Callable[[ModuleType], None] | None = N
     def replace(keras: ModuleType) -> None:
         from tfopt.compat.replace import replaced  # here, because it imports Keras
 
-        for name in METHODS:
+        for name in (each for each in METHODS if hasattr(hook, each)):
             # Where Keras defines it: a loaded model asks whether its class has overridden it.
             owner = next(cls for cls in keras.Model.__mro__ if name in vars(cls))
             restore.enter_context(replaced(owner, **{name: _calling(hook, name, vars(owner)[name], busy)}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import statistics
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 
 import tensorflow as tf
@@ -29,17 +30,11 @@ def growing_memory(measured: Measured) -> Diagnosis | str:
         raise CannotMeasureError(f"the memory was read {len(readings)} times, and {QUARTERS * FEWEST} times are needed")
     if seen.settled is seen.calls and isinstance(seen.data, tf.data.Dataset):
         raise CannotMeasureError("caches and buffers of the input fill in the first epoch, and no other was watched")
-    each = len(readings) // QUARTERS
-    readings = readings[-QUARTERS * each :]
-    medians = [statistics.median(readings[place * each : (place + 1) * each]) for place in range(QUARTERS)]
-    least = min(later - before for before, later in pairwise(medians))
-    figures = (
-        f"{medians[0] / 1e6:,.0f} MB in the first quarter of the watched steps, {medians[-1] / 1e6:,.0f} MB in the last"
-    )
-    if least < GROWTH_BYTES:
+    figures, grows = _growth(readings, "watched steps")
+    if not grows:
         return figures
     traces = sum(call.traces for call in seen.settled)
-    causes = [each for each in (_most_kept(), f"the step was traced {traces} times" if traces > 1 else "") if each]
+    causes = filter(None, (_most_kept(), f"the step was traced {traces} times" if traces > 1 else ""))
     return Diagnosis(
         cause="growing_memory",
         title="the memory of the process grows from step to step",
@@ -49,6 +44,40 @@ def growing_memory(measured: Measured) -> Diagnosis | str:
         "shape, and tf.function tensors in place of Python numbers, which trace it anew; build and compile a model "
         "once, not in a loop, or call keras.backend.clear_session() between two",
     )
+
+
+def growing_predictions(measured: Measured) -> Diagnosis | str:
+    """The process takes more memory from call to call of `predict`, by the same rule as from step to step."""
+    seen = measured.observation.predictions
+    calls = len(seen.resident_bytes)
+    if not calls:
+        return "predict was not called"
+    if calls < QUARTERS * FEWEST:
+        raise CannotMeasureError(f"predict was called {calls} times, and {QUARTERS * FEWEST} times are needed")
+    figures, grows = _growth(seen.resident_bytes, f"{calls} calls of predict")
+    if not grows:
+        return figures
+    made = f"{seen.functions} of the calls were of a model that was new or newly compiled" if seen.functions > 1 else ""
+    traced = f"the model was traced {seen.traces} times" if seen.traces > seen.functions else ""
+    return Diagnosis(
+        cause="growing_predictions",
+        title="the memory of the process grows from predict to predict",
+        evidence="; ".join(filter(None, [figures, _most_kept(), made, traced])),
+        gain=None,
+        advice="in a loop call model(x), or predict_on_batch with one shape, and predict once on many examples; build, "
+        "load and compile a model once, or call keras.backend.clear_session() between two; keep the outputs that are "
+        "needed, not all",
+    )
+
+
+def _growth(readings: Sequence[int], what: str) -> tuple[str, bool]:
+    """Returns the memory at the beginning and at the end in words, and whether it rises in each quarter."""
+    each = len(readings) // QUARTERS
+    readings = readings[-QUARTERS * each :]
+    medians = [statistics.median(readings[place * each : (place + 1) * each]) for place in range(QUARTERS)]
+    least = min(later - before for before, later in pairwise(medians))
+    first, last = (f"{value / 1e6:,.0f} MB" for value in (medians[0], medians[-1]))
+    return f"{first} in the first quarter of the {what}, {last} in the last", least >= GROWTH_BYTES
 
 
 def _most_kept() -> str:
