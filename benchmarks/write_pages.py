@@ -19,6 +19,7 @@ import pruning_page
 import quantization_page
 import recipes_page
 import reliability_page
+import serving_page
 import training_page
 import tuning_page
 from page_tables import ROOT, filled
@@ -41,6 +42,7 @@ MODULES = (
     quantization_page,
     recipes_page,
     reliability_page,
+    serving_page,
     training_page,
     tuning_page,
 )
