@@ -1,5 +1,6 @@
-"""The command `tfopt tune`, which finds settings by measurement: of a training its speed or its batch, of a model what
-servers should set.
+"""The command `tfopt tune`, which finds settings of a training by measurement: for its speed, or its batch size.
+
+tune_serving.py has what it does with models to serve.
 """
 
 from __future__ import annotations
@@ -30,14 +31,11 @@ OF_SPEED = {each.name for each in fields(TuneConfig)}
 
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions(BatchSizeConfig):
-    """Finds settings by measurement on this machine: those of a training, or those of servers for models.
+    """Finds settings of a training by measurement on this machine, for a recipe.
 
     Write NAME or FILE.toml after the options. Without --only, it finds faster settings: each trial trains in a process
     of its own, in turns with the start. --only batch-size finds the largest batch that fits, each in a process of its
     own, and the smallest that is within 5% of the best speed; it takes SCRIPT.py [ARGS...] or -m MODULE [ARGS...] too.
-
-    Or write DIR... of models to serve: artifacts, SavedModels, files such as model.onnx. It finds their batch size (of
-    1, 2, 4, up to --max-batch-size, or 64), calls at the same time and threads, and of several models the fastest.
     """
 
     only: Annotated[Literal["batch-size"] | None, arg(metavar="batch-size")] = None
@@ -56,7 +54,9 @@ class TuneOptions(BatchSizeConfig):
     """Directory for the trials, their logs and the report; with it, a stopped search for speed settings goes on. By
     default, nothing is kept."""
     write: bool = True
-    """Write what servers should set into the manifest of an artifact."""
+    """With DIR... in place of NAME, which are artifacts, SavedModels or files such as model.onnx, it finds what servers
+    should set for them: the batch size (of 1, 2, 4, up to --max-batch-size, or 64), the calls at the same time and the
+    threads, and of several models the fastest. Write that into the manifests of artifacts."""
     trusted: bool = False
     """Run models to serve that touch files or the network. Without it, these are refused."""
     toml: bool = False
