@@ -17,6 +17,7 @@ from tfopt.data import Examples
 from tfopt.data.config import pipeline_settings
 from tfopt.distillation import distill
 from tfopt.distillation.config import PARENT
+from tfopt.graph.unfolded import freeze_unfolded
 from tfopt.hardware import Hardware, cpu_peak, find_card
 from tfopt.profiling.cost import Kernel, kernels
 from tfopt.profiling.cost.memory import step_bytes
@@ -94,17 +95,27 @@ def compiled_model(recipe: Recipe, examples: Examples, decided: Plan) -> keras.M
     config = recipe.distillation
     if config is None or config.teacher == PARENT or config.teacher_cache is not None:
         return model
-    teacher: str | keras.Model = config.teacher
-    if (of_teacher := teacher_recipe(recipe)) is not None:
-        with decided.scope():
-            teacher = of_teacher.model.build(examples.input_shape, examples.outputs)
-    distill(model, teacher, config.distillation())
+    if (of_teacher := teacher_recipe(recipe)) is None:
+        distill(model, config.teacher, config.distillation())
+        return model
+    with decided.scope():
+        teacher = freeze_unfolded(of_teacher.model.build(examples.input_shape, examples.outputs))
+    size = _at_once(recipe)  # which is open in the graph, and decides its memory
+    inputs = {
+        name: tf.TensorSpec([size, *each.shape[1:]], each.dtype, each.name) for name, each in teacher.inputs.items()
+    }
+    distill(model, replace(teacher, inputs=inputs), config.distillation())
     return model
+
+
+def _at_once(recipe: Recipe) -> int:
+    """Returns the number of examples of a micro-batch."""
+    return math.ceil(recipe.training.global_batch_size / recipe.training.accumulate)
 
 
 def batch_specs(recipe: Recipe, batch: Any) -> Any:
     """Returns the specs of a micro-batch of a recipe, from any batch of its examples."""
-    size = math.ceil(recipe.training.global_batch_size / recipe.training.accumulate)
+    size = _at_once(recipe)
     return keras.tree.map_structure(lambda value: tf.TensorSpec([size, *value.shape[1:]], value.dtype), batch)
 
 
