@@ -14,7 +14,7 @@ import keras
 from tfopt.training.step.runtime import is_trained_by_tfopt
 from tfopt.tuning.facts import Facts
 
-MOST_STEPS = 1000  # of a window
+MOST_STEPS, MOST_EPOCHS = 1000, 100  # of a window
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,7 @@ class Training:
         inputs: The inputs of one example with the largest shapes; None if they are unknown.
         batch: Number of examples of a step, as the training is set.
         callbacks: Callbacks that each fit has.
+        epoch_steps: Most steps of an epoch, if each begins the data anew; None if the data repeats.
         facts: What `tfopt.tune` wants to know of it; None if nobody asks.
     """
 
@@ -41,6 +42,7 @@ class Training:
     inputs: Any = None
     batch: int = 0
     callbacks: Sequence[keras.callbacks.Callback] = ()
+    epoch_steps: int | None = None
     facts: Facts | None = None
 
 
@@ -53,7 +55,8 @@ class TimedFit:
     """
 
     def __init__(self, training: Training, examples: int) -> None:
-        self._training, self._examples, self._steps = training, examples, 1
+        self._training, self._examples = training, examples
+        self._steps, self._epochs = 1, 2  # of a window
         self.losses: list[float] = []
 
     def steps_s(self, steps: int, epochs: int) -> list[float]:
@@ -73,13 +76,27 @@ class TimedFit:
         step_s = min(self.steps_s(fewest, 3)[1:])
         if fewest < at_once and at_once * step_s < window_s:
             step_s = min(self.steps_s(at_once, 3)[1:])
-        steps = min(max(math.ceil(window_s / 2 / step_s), fewest), MOST_STEPS)
+        steps = max(math.ceil(window_s / 2 / step_s), fewest)
+        longest = self._training.epoch_steps
+        if longest is not None:  # each epoch has a beginning, which is most of a short one
+            step_s = min(self.steps_s(steps, 2))
+            steps = min(longest, math.ceil(2 * window_s / step_s))
+            self._epochs = min(math.ceil(window_s / step_s / steps), MOST_EPOCHS)
+        steps = min(steps, MOST_STEPS)
         self._steps = steps if steps < at_once else math.ceil(steps / at_once) * at_once
 
     def rate(self) -> float:
         """Returns the examples of a second in one window."""
-        seconds = self.steps_s(self._steps, 3)[1:]  # in the first, the pipeline starts
+        starts = int(self._training.epoch_steps is None)  # the pipeline, in the first epoch only
+        seconds = self.steps_s(self._steps, starts + self._epochs)[starts:]
         return self._examples / statistics.fmean(seconds)
+
+
+class EachBatch(keras.callbacks.Callback):
+    """Stands for a callback that acts on each batch: Keras then waits for the results of each."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Does nothing."""
 
 
 class _Epochs(keras.callbacks.Callback):

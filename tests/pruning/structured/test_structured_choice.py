@@ -146,7 +146,9 @@ def test_global_scope_takes_more_from_groups_of_unequal_channels():
 @pytest.mark.slow
 def test_a_target_of_latency_is_measured_here():
     x = image = keras.Input((32, 32, 16))
-    for _ in range(3):  # so much work that the smallest takes a fifth of the time, far from the target on a busy machine
+    for _ in range(
+        3
+    ):  # so much work that the smallest takes a fifth of the time, far from the target on a busy machine
         x = layers.Conv2D(128, 3, activation="relu")(x)
     model = keras.Model(image, layers.Dense(4)(layers.GlobalMaxPooling2D()(x)))
     config = StructuredPruningConfig(target_latency=0.7, batch_size=8)
