@@ -76,13 +76,17 @@ class TimedFit:
         step_s = min(self.steps_s(fewest, 3)[1:])
         if fewest < at_once and at_once * step_s < window_s:
             step_s = min(self.steps_s(at_once, 3)[1:])
-        steps = max(math.ceil(window_s / 2 / step_s), fewest)
         longest = self._training.epoch_steps
-        if longest is not None:  # each epoch has a beginning, which is most of a short one
-            step_s = min(self.steps_s(steps, 2))
+        if longest is None:
+            steps = math.ceil(window_s / 2 / step_s)
+        else:  # an epoch has a beginning, which is most of a short one
+            steps = fewest
+            while steps < longest and steps * step_s < window_s:
+                steps = min(4 * steps, longest)
+                step_s = min(self.steps_s(steps, 2))
             steps = min(longest, math.ceil(2 * window_s / step_s))
             self._epochs = min(math.ceil(window_s / step_s / steps), MOST_EPOCHS)
-        steps = min(steps, MOST_STEPS)
+        steps = min(max(steps, fewest), MOST_STEPS)
         self._steps = steps if steps < at_once else math.ceil(steps / at_once) * at_once
 
     def rate(self) -> float:
