@@ -154,7 +154,8 @@ def split_at_script(words: list[str], options: type) -> tuple[list[str], list[st
         (['--workers', '2'], ['train.py', '--workers', '8'])
     """
     names = [each.name for each in fields(options) if isinstance(each.default, bool)]
-    switches = {*HELP_FLAGS, *(f"--{no}{name}" for no in ("", "no-") for name in names)}
+    names += [each.replace("_", "-") for each in names]
+    switches = {*HELP_FLAGS, *(f"--{no}{name}" for no in ("", "no-", "no_") for name in names)}
     place = 0
     while place < len(words) and words[place].startswith("-") and words[place] != "-m":
         place += 1 if "=" in words[place] or words[place] in switches else 2
