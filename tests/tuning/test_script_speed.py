@@ -201,20 +201,14 @@ def test_a_script_with_short_steps_gets_several_in_a_call(tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "train.py"
     script.write_text(ARRAYS.replace("verbose=2, ", ""))
-    words = ["tune", "--json", "--window-s", "0.1", "--turns", "6", "--directory", "run"]
-    assert main([*words, "--max-trials", "1", "train.py", "2"]) == 0
-    first = TuneReport.from_json(capsys.readouterr().out)
-    assert first.kind == "script"
-    assert [each.changes for each in first.trials] == [{"step": "tfopt"}]
-    assert first.speedup.least > 1
-    assert first.command == "tfopt accelerate train.py 2"
-    written = (tmp_path / "run" / "trials" / "000" / "trial.json").stat().st_mtime_ns
-    assert main([*words, "--max-trials", "2", "train.py", "2"]) == 0  # goes on where it was
+    words = ["--json", "--window-s", "0.05", "--turns", "6", "--max-trials", "1", "--directory", "run"]
+    assert main(["tune", *words, "train.py", "2"]) == 0
     report = TuneReport.from_json(capsys.readouterr().out)
     assert report == TuneReport.from_json((tmp_path / "run" / "tune.json").read_bytes())
-    assert [each.number for each in report.trials] == [0, 1]
-    assert report.trials[0] == first.trials[0]
-    assert (tmp_path / "run" / "trials" / "000" / "trial.json").stat().st_mtime_ns == written
+    assert report.kind == "script"
+    assert [each.changes for each in report.trials] == [{"step": "tfopt"}]
+    assert report.speedup.least > 1
+    assert report.command == "tfopt accelerate train.py 2"
     assert report.command in str(report)
     assert not (tmp_path / "own.keras").exists()
     assert main(shlex.split(report.command)[1:]) == 0

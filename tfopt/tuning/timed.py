@@ -76,18 +76,24 @@ class TimedFit:
         step_s = min(self.steps_s(fewest, 3)[1:])
         if fewest < at_once and at_once * step_s < window_s:
             step_s = min(self.steps_s(at_once, 3)[1:])
-        longest = self._training.epoch_steps
-        if longest is None:
-            steps = math.ceil(window_s / 2 / step_s)
-        else:  # an epoch has a beginning, which is most of a short one
-            steps = fewest
-            while steps < longest and steps * step_s < window_s:
-                steps = min(4 * steps, longest)
-                step_s = min(self.steps_s(steps, 2))
-            steps = min(longest, math.ceil(2 * window_s / step_s))
-            self._epochs = min(math.ceil(window_s / step_s / steps), MOST_EPOCHS)
-        steps = min(max(steps, fewest), MOST_STEPS)
+        if self._training.epoch_steps is None:
+            steps = min(max(math.ceil(window_s / 2 / step_s), fewest), MOST_STEPS)
+        else:
+            steps = self._whole_epoch(window_s, fewest, self._training.epoch_steps, fewest * step_s)
         self._steps = steps if steps < at_once else math.ceil(steps / at_once) * at_once
+
+    def _whole_epoch(self, window_s: float, fewest: int, longest: int, least_s: float) -> int:
+        """Returns the steps of an epoch that is no shorter than a window and is mostly steps: each has a beginning.
+
+        An epoch of the fewest steps, which takes `least_s`, is mostly that.
+        """
+        steps, epoch_s, beginning_s = fewest, 0.0, 0.0
+        while steps < min(longest, MOST_STEPS) and epoch_s < window_s + 4 * beginning_s:
+            steps = min(2 * steps, longest)
+            step_s = min(self.steps_s(steps, 2))
+            epoch_s, beginning_s = steps * step_s, max(least_s - fewest * step_s, 0.0)
+        self._epochs = min(max(math.ceil(window_s / max(epoch_s, least_s)), 1), MOST_EPOCHS)
+        return steps
 
     def rate(self) -> float:
         """Returns the examples of a second in one window."""
