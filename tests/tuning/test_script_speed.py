@@ -11,11 +11,13 @@ import tensorflow as tf
 from tfopt import ConfigError, TrainingError, TuneConfig, TuneReport
 from tfopt.cli import main
 from tfopt.hardware import Gpu, Hardware
+from tfopt.trials.process import call_apart
 from tfopt.tuning.comparison import Side
 from tfopt.tuning.facts import Facts
 from tfopt.tuning.first_fit import Fit, facts_of_fit, training_of
 from tfopt.tuning.script import command, compare
 from tfopt.tuning.search import tune_script
+from tfopt.tuning.sides import OF_SCRIPT
 from tfopt.tuning.space import space_of
 
 pytest.importorskip("optuna")
@@ -176,6 +178,16 @@ model.fit(np.zeros((32, 8)), np.zeros((32, 1)))
 def test_a_script_that_cannot_be_measured_has_the_cause(tmp_path, text, settings, message):
     with pytest.raises(TrainingError, match=message):
         alone(tmp_path, text, settings)
+
+
+def test_a_trial_that_is_ended_is_told_from_a_script_that_ends(tmp_path):
+    script, log = tmp_path / "script.py", tmp_path / "trial" / "log.txt"
+    script.write_text("import time\nprint('hangs', flush=True)\ntime.sleep(600)")
+    side = Side(number=0, sides=1, baton="").to_dict()
+    workload = {"name": str(script), "words": []}
+    arguments = {"workload": workload, "side": side, "limit": None, "directory": str(log.parent)}
+    outcome = call_apart(OF_SCRIPT, arguments, log.parent, 300.0, lambda: "it hangs" * ("hangs" in log.read_text()))
+    assert (outcome.failure, outcome.given_up) == ("it hangs", True)
 
 
 def test_wrong_use_is_an_error_before_any_trial(tmp_path, capsys):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import shlex
+import signal
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,6 +28,7 @@ from tfopt.tuning.limit import kept, of_json
 if TYPE_CHECKING:
     from tfopt.tuning.first_fit import Fit
 
+TERMINATED = 128 + signal.SIGTERM
 SEED = 0  # of the trials of scripts that set none: the losses of two trials are compared
 
 
@@ -121,6 +123,8 @@ def _at_first_fit(
     first = _FirstFit(measure, hook)
     with _noting_errors() as errors:
         code = run_script(workload["name"], list(workload["words"]), first, when_imported=begin)
+    if code == TERMINATED:  # not the script's end, but that of a trial that hangs or is not worth its time
+        raise SystemExit(code)
     if first.error is not None:
         raise first.error
     if first.found is None:
