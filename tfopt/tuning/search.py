@@ -14,7 +14,6 @@ import hashlib
 import json
 import math
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ import keras
 from tfopt.atomic.directories import exclusive
 from tfopt.atomic.files import write_text
 from tfopt.atomic.own_files import check_replaceable, json_in, json_with, write_own
+from tfopt.atomic.scratch import scratch_directory
 from tfopt.data.arguments import optional_package
 from tfopt.errors import ConfigError, TrainingError
 from tfopt.hardware import detect
@@ -148,7 +148,7 @@ def _search(
 def _folder(directory: str | Path | None) -> Iterator[Path]:
     with contextlib.ExitStack() as scopes:
         if directory is None:
-            yield Path(scopes.enter_context(tempfile.TemporaryDirectory(prefix="tfopt_tune_")))
+            yield scopes.enter_context(scratch_directory())
             return
         folder = Path(directory)
         scopes.enter_context(exclusive(folder))
