@@ -6,7 +6,7 @@ python benchmarks/fault_campaign.py --only "a recipe"     those whose part has t
 python benchmarks/fault_campaign.py --share 0.1           a tenth of those that are drawn; nothing is recorded
 --record                                                  records these too: a kind's share stands in the results
 --out FILE                                                records in another file, which is written anew
---merge FILE                                              tries nothing, and records the kinds that such a file holds
+--merge FILE...                                           tries nothing, and records the kinds that such files hold
 --planted                                                 removes one guard after the other, which must be found;
                                                           recorded in results/planted_guards.json
 """
@@ -83,12 +83,12 @@ def main() -> None:
     parser.add_argument("--share", type=float, default=1.0)
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--merge", type=Path)
+    parser.add_argument("--merge", type=Path, nargs="+")
     parser.add_argument("--planted", action="store_true")
     options = parser.parse_args()
     whole = [kind.KIND for kind in KINDS if options.only in ("", kind.KIND)]
     if options.merge:
-        found = results.of_kinds(whole, results.read(options.merge))
+        found = results.of_kinds(whole, results.joined(map(results.read, options.merge)))
         results.write(results.merged(results.read(OUT), found, whole=found["kinds"]), OUT)
         return
     work = Path(tempfile.mkdtemp(prefix="campaign-"))

@@ -4,7 +4,7 @@
 
 The training step is traced at its full size in the precision of the plan for the card. Nothing is trained or timed, so
 the results are the same on every machine. They go to benchmarks/results/gpu_audit.json, the source of the tables of
-gpu_page.py. They are not recorded yet, so write_pages.py does not write these tables.
+gpu_page.py.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def main(options: Options) -> dict[str, Any]:
     steps: dict[str, Audit] = {}  # recipes that differ in their pruning have the same step
     for name in options.only:
         full = RECIPES[name].form("full")
-        key = repr((full.model, full.data, full.training))
+        key = repr((full.model, full.data, full.training, full.distillation))
         if key not in steps:
             steps[key] = audit(name, card=options.card, **OF_TABLES.get(name, {}))
             keras.backend.clear_session()

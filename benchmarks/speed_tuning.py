@@ -1,13 +1,14 @@
 """What `tfopt.tune` gains: the tuned settings over the start, measured once more after the search.
 
-    python benchmarks/speed_tuning.py [--only digits_cnn ...] [--minutes 5] [--keras]
+    python benchmarks/speed_tuning.py [--only digits_cnn sequential ...] [--minutes 5] [--keras]
 
 Each recipe is searched from its own settings. With --keras, the recipe's model as Keras compiles it by default is
-searched instead, so that the ratio is that over Keras' own training step, on the same input pipeline. Then the found
+searched instead, so that the ratio is that over Keras' own training step, on the same input pipeline. The scripts are
+some of tests/scripts/examples, which know nothing of tfopt: each starts as it is, under plain Keras. Then the found
 settings train in turns with those of the start, in new processes with TURNS turns: that ratio is the result, and not
 the one that chose the settings. The losses are those of the two sides after the same steps.
 
-Results go to benchmarks/results/speed_tuning.json. A recipe takes a minute or two longer than its search.
+Results go to benchmarks/results/speed_tuning.json. Each takes a minute or two longer than its search.
 """
 
 from __future__ import annotations
@@ -17,21 +18,28 @@ import platform
 import resource
 import statistics
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
+if TYPE_CHECKING:
+    from tfopt import TuneReport
+    from tfopt.tuning.sides import Sides
+
 RESULTS = Path(__file__).parent / "results" / "speed_tuning.json"
 RECIPES = ("mlp", "digits_cnn", "lstm", "text_encoder", "resnet_cifar")
+SCRIPTS = ("sequential", "functional", "with_arguments")
+EXAMPLES = Path(__file__).parents[1] / "tests" / "scripts" / "examples"
 TURNS, LIMIT_S = 24, 600.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    only: tuple[str, ...] = RECIPES
-    """Recipes to tune. The results of the others stay."""
+    only: tuple[str, ...] = RECIPES + SCRIPTS
+    """Recipes and scripts to tune. The results of the others stay."""
     minutes: float = 5.0
     """Minutes of each search."""
     keras: bool = False
@@ -43,10 +51,26 @@ def main(options: Options) -> None:
         with tempfile.TemporaryDirectory() as folder:
             found = tuned(name, options, Path(folder))
         print(name, json.dumps(found), flush=True)
-        write("keras" if options.keras else "recipes", name, found)
+        write("scripts" if name in SCRIPTS else "keras" if options.keras else "recipes", name, found)
 
 
 def tuned(name: str, options: Options, folder: Path) -> dict[str, Any]:
+    from tfopt import TuneConfig
+    from tfopt.tuning.search import tune_script
+    from tfopt.tuning.sides import Sides
+    from tfopt.tuning.workload import of_script
+
+    if name not in SCRIPTS:
+        return tuned_recipe(name, options, folder)
+    script, words = str(EXAMPLES / f"{name}.py"), [str(folder / "weights.npz")]
+    before = peak_kb()
+    report = tune_script(script, words, TuneConfig(minutes=options.minutes), directory=folder / "search")
+    grown = peak_kb() - before
+    sides = Sides(of_script(script, words, folder / "again"), TuneConfig(), folder / "again")
+    return compared(report, sides, report.changes, grown)
+
+
+def tuned_recipe(name: str, options: Options, folder: Path) -> dict[str, Any]:
     import tfopt
     from tfopt.tasks import TASKS
     from tfopt.tuning.sides import Sides
@@ -58,12 +82,20 @@ def tuned(name: str, options: Options, folder: Path) -> dict[str, Any]:
         model = what.model.build(data.input_shape, data.outputs)
         model.compile("adam", TASKS[what.task].loss(data))
         what = model
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_kb()
     report = tfopt.tune(what, data, tfopt.TuneConfig(minutes=options.minutes), directory=folder / "search")
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    grown = peak_kb() - before
     step = {name: each for name, each in report.changes.items() if name == "step"}
     sides = Sides(workload_of(what, data, folder / "again"), tfopt.TuneConfig(), folder / "again")
-    again = sides.compare("again", {}, {**report.settings, **step}, LIMIT_S, turns=TURNS)
+    return compared(report, sides, {**report.settings, **step}, grown)
+
+
+def peak_kb() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def compared(report: TuneReport, sides: Sides, settings: Mapping[str, Any], grown: int) -> dict[str, Any]:
+    again = sides.compare("again", {}, settings, LIMIT_S, turns=TURNS)
     assert again.speedup is not None, again.reason
     return {
         "changes": report.changes,

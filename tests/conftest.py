@@ -5,7 +5,9 @@ the GPU is missing, but not by a slip of its own. So the first hour on a card is
 """
 
 import gc
+import math
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -60,6 +62,8 @@ def pytest_collect_file():
 
 
 def pytest_collection_modifyitems(config, items):
+    if math.isfinite(BUDGET_MIN):
+        _rotate(items)
     if tf.config.list_physical_devices("GPU"):
         return
     without = pytest.mark.skip(reason="TensorFlow sees no GPU on this machine")
@@ -70,6 +74,15 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(without)
+
+
+def _rotate(items):
+    """Begins with another file at each commit, so that a slow machine does not leave out the same tests always."""
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=TESTS, capture_output=True, text=True, check=False).stdout
+    if items and commit:
+        first = items[int(commit, 16) % len(items)].path
+        begin = next(number for number, item in enumerate(items) if item.path == first)
+        items[:] = items[begin:] + items[:begin]
 
 
 def pytest_runtest_setup():

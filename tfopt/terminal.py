@@ -122,7 +122,12 @@ def _write(text: str) -> None:
 @contextlib.contextmanager
 def notices_hidden() -> Iterator[None]:
     """Hides what is written on standard error within it, also by libraries in C++, unless an error ends it."""
-    with tempfile.TemporaryFile() as notices:
+    try:
+        notices = tempfile.TemporaryFile()  # noqa: SIM115 - the next block closes it
+    except OSError:  # there is no room: then they show
+        yield
+        return
+    with notices:
         stderr = os.dup(2)
         os.dup2(notices.fileno(), 2)
         try:

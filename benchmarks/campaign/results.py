@@ -7,6 +7,7 @@ recorded per kind, so a part can be tried again only with the share of the rest.
 from __future__ import annotations
 
 import collections
+import functools
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,6 +48,11 @@ def merged(earlier: Content, found: Content, *, whole: Iterable[str]) -> Content
     rows |= {_key(row): row for row in found["faults"]}
     order = list(dict.fromkeys([*earlier.get("kinds", {}), *found["kinds"]]))
     return _counted({**kinds, **found["kinds"]}, sorted(rows.values(), key=lambda row: order.index(row["kind"])))
+
+
+def joined(parts: Iterable[Content]) -> Content:
+    """Returns the results of runs of parts of the same kinds as one."""
+    return functools.reduce(lambda earlier, found: merged(earlier, found, whole=()), parts, {})
 
 
 def of_kinds(kinds: Iterable[str], content: Content) -> Content:

@@ -265,8 +265,7 @@ def _cache_teacher(disk: Path, seed: int) -> None:
 
 
 def _read_teacher(disk: Path) -> Any:
-
-    return [json.loads((disk / "teacher.json").read_text())["weights"], _read_records(disk / "records")]
+    return [json.loads((disk / "teacher.json").read_text())["weights"], _read_records(disk / "outputs")]
 
 
 def _disk_cache(disk: Path, seed: int) -> Any:

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tfopt.advisor import advise
+from tfopt.advisor import advise, recipe_step
 from tfopt.advisor.advise import RESERVED_BYTES
 from tfopt.advisor.device import Device, of_card, step_seconds
+from tfopt.advisor.shapes import zeros_like
 from tfopt.cli import main
 from tfopt.data.config import DataConfig
-from tfopt.hardware import GPU_CARDS, find_card
+from tfopt.hardware import GPU_CARDS, detect, find_card
 from tfopt.profiling.cost import Kernel, training_memory
-from tfopt.recipe import ModelConfig, Recipe
+from tfopt.recipe import ModelConfig, Recipe, TeacherConfig
 from tfopt.training import TrainingConfig
 
 DEVICE = Device(
@@ -148,3 +149,28 @@ def test_the_recorded_errors_are_those_of_the_recorded_figures():
     for name, fitted in (("published_error", True), ("independent_error", False)):
         errors = [abs(run["error"]) for run in results["published"] if run["fitted"] is fitted]
         assert results[name]["largest"] == max(errors)
+
+
+def test_the_step_of_a_student_holds_its_teacher_unless_that_is_cached(tmp_path):
+    data = DataConfig(source="synthetic", arguments={"examples": 64, "input_shape": [16]})
+    teacher = Recipe(name="teacher", model=ModelConfig(builder="mlp", arguments={"units": [4096]}), data=data)
+    (tmp_path / "teacher.toml").write_text(teacher.to_toml())
+    taught = TeacherConfig(teacher=str(tmp_path / "teacher.toml"))
+    cached = replace(taught, teacher_cache=str(tmp_path / "cache"))
+    student = Recipe(
+        name="student",
+        model=ModelConfig(builder="mlp", arguments={"units": [8]}),
+        data=data,
+        training=TrainingConfig(precision="float32", global_batch_size=256, accumulate=2),
+    )
+    steps = []
+    for distillation in (None, taught, cached):
+        recipe = replace(student, distillation=distillation)
+        examples = zeros_like(recipe)
+        batch = recipe_step.first_batch(recipe, examples)
+        steps.append(recipe_step.recipe_step(recipe, examples, batch, recipe_step.plan_on(recipe, detect())))
+    alone, with_teacher, with_cache = steps
+    assert with_teacher.memory_bytes - alone.memory_bytes == pytest.approx(128 * 4096 * 4, rel=0.2)  # its hidden layer
+    work = [sum(kernel.multiply_adds for kernel in step.kernels) for step in steps]
+    assert work[1] - work[0] == 128 * 4096 * (16 + 10)
+    assert (with_cache.memory_bytes, work[2]) == (alone.memory_bytes, work[0])

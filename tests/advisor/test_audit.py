@@ -201,7 +201,9 @@ def test_a_tensorflow_without_kernels_for_gpus_is_refused(monkeypatch):
 
 def the_same_step(recipe):
     full = recipe.form("full")
-    return repr((full.model, full.data.augment, full.training))  # of one model, the examples have one shape
+    return repr(
+        (full.model, full.data.augment, full.training, full.distillation)
+    )  # of one model, the examples have one shape
 
 
 @pytest.mark.slow

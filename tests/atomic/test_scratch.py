@@ -9,6 +9,8 @@ import time
 import pytest
 
 from tfopt.atomic.scratch import PREFIX, scratch_directory
+from tfopt.errors import ExportError
+from tfopt.terminal import notices_hidden
 
 
 @pytest.fixture
@@ -42,3 +44,12 @@ def test_those_of_killed_processes_are_removed_and_those_in_use_are_not(parent):
     os.waitpid(process, 0)
     with scratch_directory() as directory:
         assert {each.name for each in parent.iterdir()} == {directory.name, f"{PREFIX}of-another-name"}
+
+
+def test_a_directory_that_cannot_be_made_is_told_in_words(parent):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(parent / "missing"))
+        with pytest.raises(ExportError, match=r"temporary files must be writable.*Set TMPDIR"), scratch_directory():
+            pass
+        with notices_hidden():  # shows them then
+            pass

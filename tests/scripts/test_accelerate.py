@@ -403,6 +403,7 @@ def test_wrong_words_are_refused_before_the_script_runs(tmp_path, capfd):
         (["--report", "no/such/directory/a.json", str(script)], "--report must be a file that can be written"),
         (["nowhere.py"], "nowhere.py, which does not exist"),
         (["--precision", "float8", str(script)], "float8"),
+        (["--steps-per-execution", "0", str(script)], "steps_per_execution must be"),
     ):
         assert main(["accelerate", *words]) == 2
         shown = capfd.readouterr()
@@ -431,6 +432,16 @@ def test_precision_changes_only_when_asked(tmp_path):
     script.write_text(text.replace("model = build()", OTHER_POLICY))
     (skip,) = accelerate(str(script), [], precision="mixed_bfloat16").report.skipped
     assert "the script itself chose float32" in skip.reason
+
+
+def test_the_steps_of_a_call_can_be_asked_for(tmp_path):
+    script = tmp_path / "script.py"
+    per_batch = "keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)"
+    fit = f"build().fit(x, y, verbose=0, shuffle=False)\nbuild().fit(x, y, verbose=0, callbacks=[{per_batch}])"
+    script.write_text(BEGIN + fit)
+    details = [each.detail for each in accelerate(str(script), [], steps_per_execution=3).report.changed]
+    assert "3 steps per call" in details[0]
+    assert "one step per call because LambdaCallback" in details[1]
 
 
 def test_a_missing_script_is_refused():

@@ -262,8 +262,6 @@ def test_wrong_arguments_are_errors_before_any_trial(tmp_path, capsys):
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(ConfigError, match="directory must be new"):
         tfopt.tune("digits_cnn", directory=tmp_path)
-    assert main(["tune", "train.py"]) == 2
-    assert "tfopt accelerate" in capsys.readouterr().err
     assert main(["tune", "--no-throughput", "digits_cnn"]) == 2
     assert "--only batch-size" in capsys.readouterr().err
     assert main(["tune", "digits_cnn", "more"]) == 2

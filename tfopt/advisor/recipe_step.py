@@ -15,12 +15,16 @@ import tensorflow as tf
 from tfopt.advisor.device import of_card, of_processor, step_seconds
 from tfopt.data import Examples
 from tfopt.data.config import pipeline_settings
+from tfopt.distillation import distill
+from tfopt.distillation.config import PARENT
+from tfopt.graph.unfolded import freeze_unfolded
 from tfopt.hardware import Hardware, cpu_peak, find_card
 from tfopt.profiling.cost import Kernel, kernels
 from tfopt.profiling.cost.memory import step_bytes
 from tfopt.profiling.cost.training import train_graph
 from tfopt.recipe import Recipe
 from tfopt.report import Record
+from tfopt.runner.teacher import teacher_recipe
 from tfopt.runner.work import loss_of
 from tfopt.training import Plan, plan
 from tfopt.training import compile as compile_model
@@ -76,7 +80,10 @@ def first_batch(recipe: Recipe, examples: Examples) -> Any:
 
 
 def compiled_model(recipe: Recipe, examples: Examples, decided: Plan) -> keras.Model:
-    """Returns the model of a recipe, compiled by Keras with the optimizer, the loss and the metrics of the recipe."""
+    """Returns the model of a recipe, compiled by Keras with the optimizer, the loss and the metrics of the recipe.
+
+    It learns from the teacher of the recipe, untrained, which computes in each step unless its outputs are cached.
+    """
     with decided.scope():
         model = recipe.model.build(examples.input_shape, examples.outputs)
         model.compile(
@@ -85,12 +92,30 @@ def compiled_model(recipe: Recipe, examples: Examples, decided: Plan) -> keras.M
             metrics=recipe.find_task().metrics(examples),
             jit_compile=False,
         )
+    config = recipe.distillation
+    if config is None or config.teacher == PARENT or config.teacher_cache is not None:
+        return model
+    if (of_teacher := teacher_recipe(recipe)) is None:
+        distill(model, config.teacher, config.distillation())
+        return model
+    with decided.scope():
+        teacher = freeze_unfolded(of_teacher.model.build(examples.input_shape, examples.outputs))
+    size = _at_once(recipe)  # which is open in the graph, and decides its memory
+    inputs = {
+        name: tf.TensorSpec([size, *each.shape[1:]], each.dtype, each.name) for name, each in teacher.inputs.items()
+    }
+    distill(model, replace(teacher, inputs=inputs), config.distillation())
     return model
+
+
+def _at_once(recipe: Recipe) -> int:
+    """Returns the number of examples of a micro-batch."""
+    return math.ceil(recipe.training.global_batch_size / recipe.training.accumulate)
 
 
 def batch_specs(recipe: Recipe, batch: Any) -> Any:
     """Returns the specs of a micro-batch of a recipe, from any batch of its examples."""
-    size = math.ceil(recipe.training.global_batch_size / recipe.training.accumulate)
+    size = _at_once(recipe)
     return keras.tree.map_structure(lambda value: tf.TensorSpec([size, *value.shape[1:]], value.dtype), batch)
 
 

@@ -30,7 +30,7 @@ from typing import IO, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from tfopt.atomic.files import flush_to_disk, hold, read_stored
+from tfopt.atomic.files import check_utf8, flush_to_disk, hold, read_stored
 from tfopt.errors import ExportError
 
 MARK = "manifest.json"
@@ -145,11 +145,7 @@ def check_target(final: Path) -> None:
             "The export directory's path must hold none of [ ] * ?, which TensorFlow reads as a pattern. "
             f"Received: directory={final}. Choose another name."
         )
-    if any("\ud800" <= character <= "\udfff" for character in str(final)):  # how Python holds such bytes
-        raise ExportError(
-            "The export directory's path must be text in UTF-8, which TensorFlow needs. "
-            f"Received: directory={str(final)!r}. Choose another name."
-        )
+    check_utf8("The export directory's path", final, ExportError)
     outer = next((parent for parent in final.absolute().parents if _files_of_artifact(parent) is not None), None)
     if outer is not None:
         raise ExportError(

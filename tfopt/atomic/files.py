@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from tfopt.errors import ExportError
+from tfopt.errors import ConfigError, ExportError, TfoptError
 
 # The end of a temporary name. No other program uses such names, so a file with one may be removed.
 TEMPORARY_SUFFIX = r"\.tfopt-[0-9a-f]{32}"
@@ -118,6 +118,21 @@ def read_stored(path: Path) -> bytes:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is no file on disk", str(path))
         return file.read()
+
+
+def check_utf8(what: str, path: Path | str, error: type[TfoptError] = ConfigError) -> None:
+    """Raises an error if a path has bytes that are no UTF-8, which Python holds and TensorFlow refuses.
+
+    Example:
+        >>> check_utf8("directory", os.fsdecode(b"runs\xff"))
+        Traceback (most recent call last):
+        ...
+        tfopt.errors.ConfigError: directory must be text in UTF-8, which TensorFlow needs. Received: 'runs\\udcff'. ...
+    """
+    if any("\ud800" <= character <= "\udfff" for character in str(path)):
+        raise error(
+            f"{what} must be text in UTF-8, which TensorFlow needs. Received: {str(path)!r}. Choose another name."
+        )
 
 
 def hold(descriptor: int, path: Path) -> bool:

@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tfopt.atomic.files import hold
+from tfopt.errors import ExportError
 
 PREFIX = "tfopt-scratch-"
 NAME = re.compile(re.escape(PREFIX) + "[a-z0-9_]{8}")
@@ -24,19 +25,24 @@ def scratch_directory() -> Iterator[Path]:
     """Gives a temporary directory, which is removed at the end, with those that killed processes of this user left.
 
     Raises:
-        OSError: No directory can be made. TMPDIR names where.
+        ExportError: No directory can be made.
     Example:
         >>> with scratch_directory() as directory:
         ...     _ = (directory / "file").write_text("")
         >>> directory.exists()
         False
     """
-    parent = Path(tempfile.gettempdir())
-    _clear(parent)
-    lock = None
-    while lock is None:  # another process may remove the directory before it is locked
-        directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
-        lock = _lock(directory, just_made=True)
+    try:
+        parent = Path(tempfile.gettempdir())
+        _clear(parent)
+        lock = None
+        while lock is None:  # another process may remove the directory before it is locked
+            directory = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
+            lock = _lock(directory, just_made=True)
+    except OSError as error:
+        raise ExportError(
+            f"The directory for temporary files must be writable. Received: {error}. Set TMPDIR to another."
+        ) from error
     try:
         yield directory
     finally:

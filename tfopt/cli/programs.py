@@ -9,7 +9,9 @@ import json
 import tempfile
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from annotated_types import Ge
 
 from tfopt.atomic.own_files import Form, check_replaceable, json_with, write_own
 from tfopt.cli.exit_codes import NOT_FINISHED, SUCCESS, WRONG_USE, report_error
@@ -17,6 +19,7 @@ from tfopt.cli.preparation import look_beside, read_recipe, start_tensorflow
 from tfopt.cli.printing import say
 from tfopt.errors import ConfigError, TfoptError, TrainingError
 from tfopt.settings.flags import parse
+from tfopt.settings.validation import check_fields
 from tfopt.terminal import working
 
 if TYPE_CHECKING:
@@ -77,8 +80,13 @@ class AccelerateOptions:
     """Dtype policy of the script's models. float32 changes nothing. The others change the weights beyond rounding."""
     xla: bool = True
     """Whether XLA may compile the step where Keras chose it."""
+    steps_per_execution: Literal["auto"] | Annotated[int, Ge(1)] = "auto"
+    """Steps of a call into TensorFlow, in fits where nothing looks at each step. auto means 10."""
     report: str | None = None
     """File to which the report is written as JSON."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +130,13 @@ def accelerate_command(words: list[str]) -> int:
     out = None if options.report is None else writable_file("--report", options.report, IS_REPORT)
     from tfopt.scripts.accelerate import accelerate
 
-    done = accelerate(script[0], script[1:], precision=options.precision, xla=options.xla)
+    done = accelerate(
+        script[0],
+        script[1:],
+        precision=options.precision,
+        xla=options.xla,
+        steps_per_execution=options.steps_per_execution,
+    )
     say(f"tfopt: {done.report}", error=True)
     if out is not None:
         write_own(out, done.report.to_json() + "\n", IS_REPORT)
@@ -140,7 +154,8 @@ def split_at_script(words: list[str], options: type) -> tuple[list[str], list[st
         (['--workers', '2'], ['train.py', '--workers', '8'])
     """
     names = [each.name for each in fields(options) if isinstance(each.default, bool)]
-    switches = {*HELP_FLAGS, *(f"--{no}{name}" for no in ("", "no-") for name in names)}
+    names += [each.replace("_", "-") for each in names]
+    switches = {*HELP_FLAGS, *(f"--{no}{name}" for no in ("", "no-", "no_") for name in names)}
     place = 0
     while place < len(words) and words[place].startswith("-") and words[place] != "-m":
         place += 1 if "=" in words[place] or words[place] in switches else 2

@@ -31,11 +31,12 @@ OF_SPEED = {each.name for each in fields(TuneConfig)}
 
 @dataclass(frozen=True, kw_only=True)
 class TuneOptions(BatchSizeConfig):
-    """Finds settings of a training by measurement on this machine, for a recipe.
+    """Finds settings of a training by measurement on this machine, for a recipe or an unmodified script.
 
-    Write NAME or FILE.toml after the options. Without --only, it finds faster settings: each trial trains in a process
-    of its own, in turns with the start. --only batch-size finds the largest batch that fits, each in a process of its
-    own, and the smallest that is within 5% of the best speed; it takes SCRIPT.py [ARGS...] or -m MODULE [ARGS...] too.
+    Write NAME, FILE.toml, SCRIPT.py [ARGS...] or -m MODULE [ARGS...] after the options. Without --only, it finds faster
+    settings: each trial trains in a process of its own, in turns with the start. For a script, they are the flags of
+    tfopt accelerate. --only batch-size finds the largest batch that fits, each in a process of its own, and the
+    smallest that is within 5% of the best speed.
     """
 
     only: Annotated[Literal["batch-size"] | None, arg(metavar="batch-size")] = None
@@ -90,10 +91,16 @@ def _settings(asked: list[str], options: TuneOptions) -> TuneReport:
     config = TuneConfig(**{name: getattr(options, name) for name in OF_SPEED})
     target, *rest = asked
     if _is_script(target):
-        raise ConfigError(
-            f"A script must be given with --only batch-size. Received: {target}. Its speed settings are not searched. "
-            "Add the option, or see tfopt accelerate, which runs a script with faster settings."
-        )
+        if options.toml:
+            raise ConfigError(
+                "--toml must be left out with a script, whose settings are flags of tfopt accelerate. Received: "
+                f"{target}. The report has the command, as --json has."
+            )
+        start_tensorflow()
+        from tfopt.tuning.search import tune_script
+
+        with working(f"finding faster settings of {target}") as now:
+            return tune_script(target, rest, config, directory=options.directory, on_step=now)
     recipe = _recipe(target, rest)
     from tfopt.tuning.search import tune
 

@@ -31,7 +31,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfopt.atomic.directories import MARK, staged_directory
-from tfopt.atomic.files import hold, read_stored
+from tfopt.atomic.files import check_utf8, hold, read_stored
 from tfopt.data.repeatable import calls_python
 from tfopt.data.sizes import SAMPLE
 from tfopt.errors import ConfigError, ExportError
@@ -61,6 +61,7 @@ def cached_on_disk(
         ...     [int(number) for number in numbers]
         [0, 1, 4, 9]
     """
+    check_utf8("cache_dir", cache_dir)
     place = _place(records, decode, cache_dir, name)
     while not _lock(place):
         examples = records if decode is None else records.map(decode, num_parallel_calls=tf.data.AUTOTUNE)

@@ -23,6 +23,7 @@ import tensorflow as tf
 from google.protobuf.message import Error as ProtobufError
 from tensorflow.core.protobuf.meta_graph_pb2 import AssetFileDef
 
+from tfopt.atomic.files import check_utf8
 from tfopt.compat.tensorflow import parse_saved_model
 from tfopt.errors import ArtifactError, UnsupportedModelError
 from tfopt.graph.edit import attribute, functions_of, producer, upstream
@@ -124,13 +125,9 @@ def check_saved_model(directory: str | Path) -> None:
     All functions of the file are looked at, those of other signatures and of initialisers too. Nothing is run. A
     directory that holds no readable SavedModel is left to TensorFlow's loader, which reads it in the same way.
     """
+    check_utf8("The path of a SavedModel", directory, ArtifactError)
     try:
         saved = parse_saved_model(str(directory))
-    except UnicodeEncodeError as error:
-        raise ArtifactError(
-            f"The path of a SavedModel must be text in UTF-8, which TensorFlow needs. Received: {str(directory)!r}. "
-            "Give it another name."
-        ) from error
     except (OSError, UnicodeDecodeError, ProtobufError, tf.errors.OpError):
         return
     refuse(unsafe_nodes(saved, Path(directory)), str(directory))

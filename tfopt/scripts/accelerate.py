@@ -14,10 +14,10 @@ import contextlib
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from tfopt.errors import TfoptError
 from tfopt.report import Change, PassReport, Skip
@@ -40,11 +40,19 @@ class Accelerated:
     report: PassReport  # what was applied to each fit, and what could not be, by the lines of the script
 
 
-def accelerate(path: str, arguments: Sequence[str], *, precision: str = "float32", xla: bool = True) -> Accelerated:
+def accelerate(
+    path: str,
+    arguments: Sequence[str],
+    *,
+    precision: str = "float32",
+    xla: bool = True,
+    steps_per_execution: Literal["auto"] | int = "auto",
+) -> Accelerated:
     """Runs a script that knows nothing of tfopt, with tfopt's training step in each `fit` that can have it.
 
     The script's models are built with the dtype policy `precision`; "float32" leaves it as it is, and others, also
     "auto", change the weights beyond rounding. XLA may compile the step only where Keras chose it, and with `xla`.
+    A fit in which something looks at each step has one step per call, whatever `steps_per_execution` is.
 
     Raises:
         ConfigError: There is no such script; see `run_script`.
@@ -63,7 +71,7 @@ def accelerate(path: str, arguments: Sequence[str], *, precision: str = "float32
         >>> done.exit_code, done.report.changed[0].detail
         (0, "tfopt's step, 10 steps per call into TensorFlow, XLA off")
     """
-    hook = AccelerateHook(precision=precision, xla=xla)
+    hook = AccelerateHook(precision=precision, xla=xla, steps_per_execution=steps_per_execution)
     with contextlib.ExitStack() as at_end:
 
         def begin(keras: ModuleType) -> None:
@@ -82,6 +90,7 @@ class AccelerateHook:
 
     precision: str = "float32"
     xla: bool = True
+    steps_per_execution: Literal["auto"] | int = "auto"
     _changed: dict[Change, int] = field(default_factory=dict)
     _skipped: list[Skip] = field(default_factory=list)
     _plans: weakref.WeakKeyDictionary[Any, Plan] = field(default_factory=weakref.WeakKeyDictionary)
@@ -141,13 +150,20 @@ class AccelerateHook:
     ) -> keras.callbacks.History:
         """Trains with several steps per call where nothing in the script looks at single steps."""
         self._fits += 1
-        if model not in self._plans:
-            return original(*args, **kwargs)
-        place = script_line()
         try:
             given = inspect.signature(original).bind(*args, **kwargs).arguments
         except TypeError:
             return original(*args, **kwargs)  # which raises the error of Keras
+        with self.around_fit(model, given):
+            return original(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def around_fit(self, model: keras.Model, given: dict[str, Any]) -> Iterator[bool]:
+        """Within it, a fit with the given arguments has its steps per call. Yields whether it has tfopt's step."""
+        if model not in self._plans:
+            yield False
+            return
+        place = script_line()
         from tfopt.compat.replace import callbacks_of, steps_per_execution
         from tfopt.training.step.fit_callback import FitCallback
         from tfopt.training.step.runtime import uninstall
@@ -156,13 +172,14 @@ class AccelerateHook:
             uninstall(model)
             reason = f"the fit of {type(model).__name__} must pass its callbacks to super().fit, since tfopt adds one"
             self._skip(Skip(name=place, kind=f"fit of {model.name}", reason=reason))
-            return original(*args, **kwargs)
+            yield False
+            return
         steps, reason = self._steps(model, given)
         detail = f"{self._step_of(model)}, {reason}, XLA {'on' if model.jit_compile else 'off'}"
         change = Change(name=place, kind=f"fit of {model.name}", detail=detail)
         self._changed[change] = self._changed.get(change, 0) + 1
         with steps_per_execution(model, steps, "predict_function"):
-            return original(*args, **kwargs)
+            yield True
 
     def report(self, script: str | None) -> PassReport:
         """Returns what was applied, and what could not be. A script's own training loops are listed, a module's not."""
@@ -190,6 +207,7 @@ class AccelerateHook:
         config = TrainingConfig(
             precision=self.precision,  # type: ignore[arg-type]
             strategy=strategy or "none",
+            steps_per_execution=self.steps_per_execution,
             sparse_embedding_gradients=strategy is None,  # as Keras, for the same weights
             global_batch_size=64 if strategy is None else strategy.num_replicas_in_sync,  # the script decides over it
             stop_on_nan=False,
@@ -213,25 +231,13 @@ class AccelerateHook:
 
     def _steps(self, model: keras.Model, given: dict[str, Any]) -> tuple[int, str]:
         """Returns the steps of a call into TensorFlow, and the reason."""
-        import keras
-        import tensorflow as tf
-
-        from tfopt.scripts.obstacles import has_unknown_length
-        from tfopt.training.step.fit_callback import per_batch_callback
+        from tfopt.scripts.obstacles import why_single_steps
 
         asked = model.steps_per_execution
         if asked != 1:
             return asked, f"{asked} steps per call into TensorFlow as the script asks"
-        validates = bool(given.get("validation_data") is not None or given.get("validation_split"))
-        callback = per_batch_callback(given.get("callbacks"), validates=validates)
-        if callback is not None:
-            return 1, f"one step per call because {callback} acts on each batch"
-        if type(model).test_step is not keras.Model.test_step:
-            return 1, f"one step per call because {type(model).__name__} has its own test_step"
-        if tf.config.functions_run_eagerly():
-            return 1, "one step per call because tf.config.run_functions_eagerly is on"
-        if given.get("steps_per_epoch") is None and has_unknown_length(given.get("x")):
-            return 1, "one step per call because the number of batches is unknown: set it with assert_cardinality"
+        if reason := why_single_steps(model, given):
+            return 1, f"one step per call because {reason}"
         steps = self._plans[model].steps_per_execution
         return steps, f"{steps} steps per call into TensorFlow"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from tfopt.compat.trainer import built_under
 from tfopt.report import Skip
 from tfopt.scripts.hook import place
 from tfopt.training.distributed.strategy import is_multi_worker
+from tfopt.training.step.fit_callback import per_batch_callback
 
 UNKNOWN = int(tf.data.UNKNOWN_CARDINALITY)
 
@@ -59,6 +60,28 @@ def obstacle(model: keras.Model, compile_place: str) -> Skip | None:
             reason="its fit takes no callbacks, and tfopt adds one. Let it take **kwargs, and pass them to super().fit",
         )
     return None if reason is None else Skip(name=compile_place, kind=kind, reason=reason)
+
+
+def why_single_steps(model: keras.Model, given: Mapping[str, Any]) -> str | None:
+    """Returns why a fit with the given arguments must have one step per call into TensorFlow, or None.
+
+    Example:
+        >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        >>> each_batch = keras.callbacks.LambdaCallback(on_train_batch_end=print)
+        >>> why_single_steps(model, {"callbacks": [each_batch]}), why_single_steps(model, {})
+        ('LambdaCallback acts on each batch', None)
+    """
+    validates = bool(given.get("validation_data") is not None or given.get("validation_split"))
+    callback = per_batch_callback(given.get("callbacks"), validates=validates)
+    if callback is not None:
+        return f"{callback} acts on each batch"
+    if type(model).test_step is not keras.Model.test_step:
+        return f"{type(model).__name__} has its own test_step"
+    if tf.config.functions_run_eagerly():
+        return "tf.config.run_functions_eagerly is on"
+    if given.get("steps_per_epoch") is None and has_unknown_length(given.get("x")):
+        return "the number of batches is unknown: set it with assert_cardinality"
+    return None
 
 
 def has_unknown_length(x: Any) -> bool:

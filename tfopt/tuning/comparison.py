@@ -19,8 +19,8 @@ from typing import Any
 from tfopt.atomic.files import write_text
 from tfopt.report import Record
 from tfopt.timing import Estimate, estimate
-from tfopt.tuning.limit import kept, of_json
-from tfopt.tuning.timed import TimedFit
+from tfopt.tuning.limit import Used, kept, of_json
+from tfopt.tuning.timed import TimedFit, Training
 from tfopt.tuning.trial import begin_training, set_devices
 from tfopt.tuning.workload import Workload
 
@@ -37,7 +37,7 @@ class Side(Record):
     Attributes:
         number, sides: Its number, and that of all.
         baton: The file that is passed on.
-        settings: Settings that the training is changed by; of a recipe or a model, as nested tables.
+        settings: Settings that the training is changed by: nested tables; of a script, those that `command` takes.
         steps: Number of steps of each of the two epochs whose losses are compared.
         tolerance: How far the loss may be above that of the first side, as a share; more ends the comparison. None
             allows any.
@@ -74,16 +74,21 @@ def compare(
     set_devices(what)
     with kept(of_json(limit), Path(directory)) as used, contextlib.ExitStack() as scopes:
         training, _ = begin_training(what, asked.settings, scopes)
-        fit = TimedFit(training, training.batch)
-        fit.steps_s(asked.steps, 2)
-        final = _take_turns(fit, asked)
-        return {
-            "rates": final["rates"][asked.number],
-            "losses": fit.losses[:2],
-            "over": final["over"],
-            "peak_bytes": used.peak(),
-            "facts": None if training.facts is None else training.facts.to_dict(),
-        }
+        facts = None if training.facts is None else training.facts.to_dict()
+        return {**compared(training, asked, used), "facts": facts}
+
+
+def compared(training: Training, asked: Side, used: Used) -> dict[str, Any]:
+    """Trains as one side, and returns what `compare` does, without the facts."""
+    fit = TimedFit(training, training.batch)
+    fit.steps_s(asked.steps, 2)
+    final = _take_turns(fit, asked)
+    return {
+        "rates": final["rates"][asked.number],
+        "losses": fit.losses[:2],
+        "over": final["over"],
+        "peak_bytes": used.peak(),
+    }
 
 
 def _take_turns(fit: TimedFit, asked: Side) -> dict[str, Any]:

@@ -1,27 +1,35 @@
-"""The trial of a script: it runs until its first fit, whose data then gets other batches.
+"""The trials of a script: it runs until its first fit, which is measured in its place, and then ends.
+
+For the batch size, the data of the fit gets other batches. For the speed settings, it stays as it is, and the fit runs
+as `tfopt accelerate` would run it with the settings of the trial.
 
 What needs Keras or TensorFlow is imported when the script has imported them: it may set environment variables before.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-import math
-from collections.abc import Callable
+import shlex
+import signal
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from tfopt.errors import ConfigError, TrainingError
+from tfopt.errors import TrainingError
+from tfopt.scripts.accelerate import AccelerateHook
+from tfopt.scripts.hook import script_line
 from tfopt.scripts.run_script import run_script
-from tfopt.tuning.limit import Used, kept, of_json
+from tfopt.tuning.limit import kept, of_json
 
 if TYPE_CHECKING:
-    import keras
+    from tfopt.tuning.first_fit import Fit
 
-    from tfopt.tuning.timed import Training
-
-# What of a script's own call of fit stays.
-KEPT = ("x", "y", "sample_weight", "class_weight", "shuffle")
+TERMINATED = 128 + signal.SIGTERM
+SEED = 0  # of the trials of scripts that set none: the losses of two trials are compared
 
 
 def train(
@@ -29,106 +37,149 @@ def train(
 ) -> dict[str, Any]:
     """As `tfopt.tuning.trial.train`, for a script."""
     with kept(of_json(limit), Path(directory)) as used:
-        hook = _FirstFit(trial, used, Path(directory))
-        words = list(workload["words"])
-        code = run_script(workload["name"], words, hook)
-        if hook.error is not None:
-            raise hook.error
-        if hook.found is None:
-            raise TrainingError(
-                "The script must train with keras.Model.fit. Received: "
-                + (f"{workload['name']}, which ended with exit code {code} before" if code else "no call of it")
-                + ". The log of the trial has its output."
-            )
-        return hook.found
+
+        def measure(fit: Fit) -> dict[str, Any]:
+            from tfopt.tuning.first_fit import training_of
+            from tfopt.tuning.trial import Trial, measured
+
+            training, examples = training_of(fit, rebatches=True)
+            return {
+                **measured(training, Trial(**trial), used, Path(directory)),
+                "examples": examples,
+                "largest": None,
+            }
+
+        return _at_first_fit(workload, measure)
+
+
+def compare(
+    workload: dict[str, Any], side: dict[str, Any], limit: dict[str, Any] | None, directory: str
+) -> dict[str, Any]:
+    """As `tfopt.tuning.comparison.compare`, for a script. Its settings are those of `command`."""
+    hook = accelerated(side["settings"])
+    with kept(of_json(limit), Path(directory)) as used:
+
+        def measure(fit: Fit) -> dict[str, Any]:
+            from tfopt.tuning.comparison import Side, compared
+            from tfopt.tuning.first_fit import facts_of_fit, training_of
+
+            scope = contextlib.nullcontext(True) if hook is None else hook.around_fit(fit.model, dict(fit.given))
+            with scope as has_step:
+                if hook is not None and not has_step:
+                    skipped = [each.reason for each in hook.report(None).skipped]
+                    raise TrainingError(f"tfopt's step must fit under the script. Received: {'; '.join(skipped)}.")
+                training, examples = training_of(fit, rebatches=False)
+                return {
+                    **compared(training, Side(**side), used),
+                    "facts": None if hook else facts_of_fit(fit, training, examples).to_dict(),
+                }
+
+        return _at_first_fit(workload, measure, hook)
+
+
+def accelerated(settings: Mapping[str, Any]) -> AccelerateHook | None:
+    """Returns what `tfopt accelerate` puts under a script for some settings; None if it stays as it is.
+
+    Example:
+        >>> accelerated({"step": "tfopt", "steps_per_execution": 50}).steps_per_execution, accelerated({})
+        (50, None)
+    """
+    if not settings:
+        return None
+    return AccelerateHook(
+        precision=settings.get("precision", "float32"),
+        xla=settings.get("jit_compile", True),
+        steps_per_execution=settings.get("steps_per_execution", "auto"),
+    )
+
+
+def command(settings: Mapping[str, Any], script: str, words: Sequence[str]) -> str:
+    """Returns the command that runs a script with some settings.
+
+    Example:
+        >>> command({"step": "tfopt", "steps_per_execution": 50, "jit_compile": False}, "train.py", ["--epochs", "3"])
+        'tfopt accelerate --no-xla --steps-per-execution 50 train.py --epochs 3'
+    """
+    hook = accelerated(settings)
+    if hook is None:
+        return shlex.join(["python", script, *words])
+    flags = [] if hook.precision == "float32" else ["--precision", hook.precision]
+    flags += [] if hook.xla else ["--no-xla"]
+    steps = hook.steps_per_execution
+    flags += [] if steps == "auto" else ["--steps-per-execution", str(steps)]
+    return shlex.join(["tfopt", "accelerate", *flags, script, *words])
+
+
+def _at_first_fit(
+    workload: Mapping[str, Any], measure: Callable[[Fit], dict[str, Any]], hook: AccelerateHook | None = None
+) -> dict[str, Any]:
+    """Runs a script until its first fit, and returns what was measured there."""
+
+    def begin(keras: ModuleType) -> None:
+        keras.utils.set_random_seed(SEED)
+        if hook is not None and hook.precision != "float32":
+            hook.begin(keras)
+
+    first = _FirstFit(measure, hook)
+    with _noting_errors() as errors:
+        code = run_script(workload["name"], list(workload["words"]), first, when_imported=begin)
+    if code == TERMINATED:  # not the script's end, but that of a trial that hangs or is not worth its time
+        raise SystemExit(code)
+    if first.error is not None:
+        raise first.error
+    if first.found is None:
+        cause = "".join(f": {type(each).__name__}: {' '.join(str(each).split())[:300]}" for each in errors[-1:])
+        raise TrainingError(
+            "The script must train with keras.Model.fit. Received: "
+            + (f"{workload['name']}, which ended with exit code {code} before{cause}" if code else "no call of it")
+            + ". The log of the trial has its output."
+        )
+    return first.found
+
+
+@contextlib.contextmanager
+def _noting_errors() -> Iterator[list[BaseException]]:
+    """Yields a list, to which each error is added with which Python would end."""
+    errors: list[BaseException] = []
+    before = sys.excepthook
+
+    def note(kind: type[BaseException], error: BaseException, trace: Any) -> None:
+        errors.append(error)
+        before(kind, error, trace)
+
+    sys.excepthook = note
+    try:
+        yield errors
+    finally:
+        sys.excepthook = before
 
 
 class _FirstFit:
     """A `FitHook` that measures the first fit of the script, and then ends the script."""
 
-    def __init__(self, trial: dict[str, Any], used: Used, directory: Path) -> None:
-        self._trial, self._used, self._directory = trial, used, directory
+    def __init__(self, measure: Callable[[Fit], dict[str, Any]], accelerated: AccelerateHook | None) -> None:
+        self._measure, self._accelerated = measure, accelerated
+        self._compiled_at: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
         self.found: dict[str, Any] | None = None
         self.error: Exception | None = None
 
     def compile(self, model: Any, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        original(*args, **kwargs)
+        if self._accelerated is None:
+            original(*args, **kwargs)
+        else:
+            self._accelerated.compile(model, original, args, kwargs)
+        self._compiled_at[model] = script_line()
 
     def fit(self, model: Any, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.found is not None or self.error is not None:  # the script has gone on after its end
             raise SystemExit(0)
-        from tfopt.tuning.trial import Trial, measured
+        at = script_line()
+        from tfopt.tuning.first_fit import Fit
 
         try:
             given = inspect.signature(original).bind(*args, **kwargs).arguments
-            training, examples = _training(model, original, given)
-            found = measured(training, Trial(**self._trial), self._used, self._directory)
-            self.found = {**found, "examples": examples, "largest": None}
+            compiled_at = self._compiled_at.get(model, at)
+            self.found = self._measure(Fit(model=model, original=original, given=given, compiled_at=compiled_at, at=at))
         except Exception as error:  # noqa: BLE001 - it is the outcome of the trial
             self.error = error
         raise SystemExit(0)
-
-
-def _training(model: keras.Model, original: Callable[..., Any], given: dict[str, Any]) -> tuple[Training, int | None]:
-    """Returns the training of a script's fit, and its number of examples."""
-    from tfopt.tuning.timed import Training
-    from tfopt.tuning.trial import VALIDATED
-
-    import tensorflow as tf  # isort: skip
-
-    own = {name: given[name] for name in KEPT if given.get(name) is not None}
-    data = own.pop("x", None)
-    if isinstance(data, tf.data.Dataset):
-        batched, examples = data, _count(data)
-        first = next(iter(data))
-        inputs = first[0] if isinstance(first, tuple) else first
-
-        def arguments(size: int, steps: int) -> dict[str, Any]:
-            return {**own, "x": batched.repeat().rebatch(size), "steps_per_epoch": steps, "shuffle": False}
-
-    elif data is not None and hasattr(tf.nest.flatten(data)[0], "shape"):
-        examples, inputs = int(tf.nest.flatten(data)[0].shape[0]), data
-        named: dict[str, Any] = {"x": data, **{name: own.pop(name) for name in ("y", "sample_weight") if name in own}}
-
-        def arguments(size: int, steps: int) -> dict[str, Any]:
-            count = size * max(1, min(steps, examples // size))  # whole epochs of full batches
-            part = tf.nest.map_structure(lambda each: each[:count], named)
-            return {**own, **part, "batch_size": size}
-
-    else:
-        raise ConfigError(
-            f"The script's data must be arrays or a tf.data.Dataset. Received: {type(data).__name__}. Make its batches "
-            "with another size by hand, and see `tfopt doctor`."
-        )
-
-    def validation(size: int) -> dict[str, Any]:
-        found = given.get("validation_data")
-        if found is None:
-            return {}
-        sized = {} if isinstance(found, tf.data.Dataset) else {"validation_batch_size": size}
-        return {"validation_data": found, "validation_steps": VALIDATED, **sized}
-
-    replicas = int(model.distribute_strategy.num_replicas_in_sync)
-    training = Training(
-        model=model,
-        fit=original,
-        data=arguments,
-        validation=validation,
-        replicas=replicas,
-        inputs=tf.nest.map_structure(lambda each: tf.convert_to_tensor(each[:1]), inputs),
-    )
-    return training, examples
-
-
-def _count(dataset: Any) -> int | None:
-    """Returns the number of examples of a batched data set; None if it is unknown."""
-    import tensorflow as tf
-
-    batches = int(dataset.cardinality())
-    size = tf.nest.flatten(dataset.element_spec)[0].shape[0]
-    if batches < 0:
-        return None
-    if size is None:
-        first = next(iter(dataset), None)
-        size = 0 if first is None else int(tf.nest.flatten(first)[0].shape[0])
-    return math.ceil(batches * size)

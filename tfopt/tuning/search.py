@@ -14,9 +14,8 @@ import hashlib
 import json
 import math
 import statistics
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ import keras
 from tfopt.atomic.directories import exclusive
 from tfopt.atomic.files import write_text
 from tfopt.atomic.own_files import check_replaceable, json_in, json_with, write_own
+from tfopt.atomic.scratch import scratch_directory
 from tfopt.data.arguments import optional_package
 from tfopt.errors import ConfigError, TrainingError
 from tfopt.hardware import detect
@@ -36,11 +36,12 @@ from tfopt.tuning.comparison import LOSS_STEPS
 from tfopt.tuning.config import TuneConfig
 from tfopt.tuning.exploration import Exploration, trial_name
 from tfopt.tuning.facts import Facts
+from tfopt.tuning.script import command
 from tfopt.tuning.sides import Sides
 from tfopt.tuning.space import space_of, tables_of
 from tfopt.tuning.trial import STEP
 from tfopt.tuning.tune_report import Contribution, TuneReport, TuneTrial
-from tfopt.tuning.workload import RECIPE, Workload, workload_of
+from tfopt.tuning.workload import RECIPE, Workload, of_script, workload_of
 
 MARK, REPORT = "tuning.json", "tune.json"
 LAST_TRIALS = 1.5  # the last comparison has twice the turns of a trial, but starts as fast
@@ -92,16 +93,54 @@ def tune(
     """
     if training is not None and not isinstance(model_or_recipe, keras.Model):
         raise ConfigError("training must be left out with a recipe, which has its own. Change recipe.training.")
-
+    shapes = [list(each.shape) for each in getattr(model_or_recipe, "weights", ())]
     config = TuneConfig() if config is None else config
+
+    def write(folder: Path) -> Workload:
+        on_step("writing what the trials train on")
+        return workload_of(model_or_recipe, data, folder, training)
+
+    return _search(write, config, directory, on_step, [shapes])
+
+
+def tune_script(
+    path: str,
+    words: Sequence[str],
+    config: TuneConfig,
+    *,
+    directory: str | Path | None = None,
+    on_step: OnStep = lambda words: None,
+) -> TuneReport:
+    """As `tune`, for a script that knows nothing of tfopt.
+
+    Each trial runs the script until its first fit, which trains as `tfopt accelerate` lets it, in turns with the script
+    as it is. The fit keeps its data and its progress bar, not its callbacks. `report.command` runs the script with the
+    settings that were found.
+    """
+    check_type("config", config, TuneConfig)
+    if config.other_batches:
+        raise ConfigError(
+            "other_batches must be left out with a script, which sets its own batch. Received: other_batches=True. "
+            "tfopt tune --only batch-size finds a batch for it."
+        )
+    return _search(lambda folder: of_script(path, words, folder), config, directory, on_step)
+
+
+def _search(
+    write: Callable[[Path], Workload],
+    config: TuneConfig,
+    directory: str | Path | None,
+    on_step: OnStep,
+    identity: Sequence[Any] = (),
+) -> TuneReport:
+    """Writes what is tuned into the directory of the search, and searches."""
     check_type("config", config, TuneConfig)
     optional_package("optuna", "compress", "A search")
     start = time.monotonic()
     with _folder(directory) as folder:
-        on_step("writing what the trials train on")
-        workload = workload_of(model_or_recipe, data, folder, training)
-        shapes = [list(each.shape) for each in getattr(model_or_recipe, "weights", ())]
-        _mark(folder, [dataclasses.replace(config, **FREE).__dict__, dataclasses.replace(workload, folder=""), shapes])
+        workload = write(folder)
+        same = [dataclasses.replace(config, **FREE).__dict__, dataclasses.replace(workload, folder=""), *identity]
+        _mark(folder, same)
         return _Search(workload, config, folder, start, on_step).run()
 
 
@@ -109,7 +148,7 @@ def tune(
 def _folder(directory: str | Path | None) -> Iterator[Path]:
     with contextlib.ExitStack() as scopes:
         if directory is None:
-            yield Path(scopes.enter_context(tempfile.TemporaryDirectory(prefix="tfopt_tune_")))
+            yield scopes.enter_context(scratch_directory())
             return
         folder = Path(directory)
         scopes.enter_context(exclusive(folder))
@@ -125,7 +164,9 @@ def _folder(directory: str | Path | None) -> Iterator[Path]:
 
 def _mark(folder: Path, identity: Any) -> None:
     """Writes what the search is of; of an earlier call it compares it."""
-    own = hashlib.sha256((folder / RECIPE).read_bytes() + repr(identity).encode()).hexdigest()
+    recipe = folder / RECIPE  # a script has none
+    written = recipe.read_bytes() if recipe.is_file() else b""
+    own = hashlib.sha256(written + repr(identity).encode()).hexdigest()
     mark = folder / MARK
     check_replaceable(mark, json_with("tuning"))
     found = json_in(mark.read_bytes()) if mark.is_file() else None  # None too if it is empty
@@ -144,7 +185,9 @@ class _Search:
         self.workload, self.config, self.folder = workload, config, folder
         self.start, self.on_step = start, on_step
         self.sides = Sides(workload, config, folder)
-        self.training = Recipe.from_toml(folder / RECIPE, allow_code=True).training
+        self.training = None
+        if workload.kind != "script":
+            self.training = Recipe.from_toml(folder / RECIPE, allow_code=True).training
 
     @property
     def left_s(self) -> float:
@@ -175,6 +218,7 @@ class _Search:
             left_out=self.space.left_out,
             ended_by=ended,
             seconds=time.monotonic() - self.start,
+            command=command(changes, self.workload.name, self.workload.words) if self.training is None else "",
         )
         write_own(self.folder / REPORT, report.to_json(), TuneReport.is_own)
         return report
@@ -195,10 +239,14 @@ class _Search:
                 "Raise them, or shorten the input pipeline's start."
             )
         if outcome.failure:
-            raise TrainingError(
-                f"The training must run as it is in a process of its own. Received: {outcome.failure}. Layers of your "
-                "own need keras.saving.register_keras_serializable, and a module that another process can import."
+            remedy = (
+                "Layers of your own need keras.saving.register_keras_serializable, and a module that another process "
+                "can import."
             )
+            if self.workload.kind == "script":
+                remedy = "Run the script without tfopt first."
+            reason = outcome.failure.rstrip(".")
+            raise TrainingError(f"The training must run as it is in a process of its own. Received: {reason}. {remedy}")
         if not all(map(math.isfinite, outcome.result["losses"])):
             raise TrainingError(
                 f"The training must have a finite loss as it is. Received: losses of {outcome.result['losses']}. See "
@@ -272,4 +320,6 @@ class _Search:
         return None if "global_batch_size" in changes else self.config.loss_tolerance
 
     def _tables(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        if self.training is None:  # a script has no tables
+            return dict(changes)
         return tables_of(changes, self.training, self.facts) if changes else {}

@@ -18,7 +18,7 @@ from tfopt.tuning.limit import find_limit
 from tfopt.tuning.tune_report import Comparison
 from tfopt.tuning.workload import Workload
 
-FUNCTION = "tfopt.tuning.comparison:compare"
+FUNCTION, OF_SCRIPT = "tfopt.tuning.comparison:compare", "tfopt.tuning.script:compare"
 Tables = Mapping[str, Any]
 
 
@@ -26,7 +26,7 @@ class Sides:
     """Trains a workload with different settings.
 
     Args:
-        workload: The recipe or the model.
+        workload: The recipe, the model or the script.
         config: How long to measure, and what memory a process may take.
         folder: Directory of the search; each comparison has one of its own in it.
     """
@@ -53,7 +53,7 @@ class Sides:
         tolerance: float | None = None,
         bar: float = 0.0,
     ) -> Comparison:
-        """Trains with two settings, as nested tables, in turns. A side that fails, hangs or takes too much memory ends
+        """Trains with two settings in turns. A side that fails, hangs or takes too much memory ends
         both, and is the outcome; see `Side` for the other arguments.
         """
         asked = Side(
@@ -89,6 +89,7 @@ class Sides:
     def _train(self, name: str, settings: list[Tables], asked: Side, limit_s: float) -> list[Outcome]:
         """Trains each of the settings in a process of its own. The end of one ends all."""
         folder, ended = self._folder / name, threading.Event()
+        function = OF_SCRIPT if self._workload.kind == "script" else FUNCTION
         folder.mkdir(parents=True, exist_ok=True)
         baton = folder / "turns.json"
         empty: list[list[float]] = [[] for _ in settings]
@@ -103,7 +104,7 @@ class Sides:
                 "limit": self._limit.to_dict(),
                 "directory": str(own),
             }
-            outcome = call_apart(FUNCTION, arguments, own, limit_s, lambda: "the other has ended" * ended.is_set())
+            outcome = call_apart(function, arguments, own, limit_s, lambda: "the other has ended" * ended.is_set())
             if outcome.failure:
                 ended.set()
             return outcome

@@ -33,7 +33,7 @@ PATHS = {
     "communication": ("training", "communication"),
     "prefetch": ("training", "prefetch"),
 }
-OF_TFOPT = ("jit_compile", "steps_per_execution", "accumulate", "strategy", "remat", "communication")
+OF_TFOPT = ("precision", "jit_compile", "steps_per_execution", "accumulate", "strategy", "remat", "communication")
 THREADS = "the pipeline decodes on all logical cores"
 ALLOW = "it changes the training; allow it with other_batches"
 
@@ -119,7 +119,8 @@ def space_of(facts: Facts, machine: Hardware, *, of_model: bool = False, other_b
     fitting = [each for each in parts if each_part % each == 0 and each_part // each >= LEAST_PART]
     add("accumulate", fitting, f"a batch of {each_part} examples is small")
     if not other_batches:
-        left_out |= {"global_batch_size": ALLOW, "remat": f"it makes room for larger batches, and takes time; {ALLOW}"}
+        left_out.setdefault("global_batch_size", ALLOW)
+        left_out.setdefault("remat", f"it makes room for larger batches, and takes time; {ALLOW}")
     larger = [batch * factor for factor in (2, 4) if facts.examples is None or batch * factor <= facts.examples]
     add("global_batch_size", larger, f"there are {facts.examples} examples")
     add("remat", (None, "activations"), "")

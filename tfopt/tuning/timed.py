@@ -14,7 +14,7 @@ import keras
 from tfopt.training.step.runtime import is_trained_by_tfopt
 from tfopt.tuning.facts import Facts
 
-MOST_STEPS = 1000  # of a window
+MOST_STEPS, MOST_EPOCHS = 1000, 100  # of a window
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +30,7 @@ class Training:
         inputs: The inputs of one example with the largest shapes; None if they are unknown.
         batch: Number of examples of a step, as the training is set.
         callbacks: Callbacks that each fit has.
+        epoch_steps: Most steps of an epoch, if each begins the data anew; None if the data repeats.
         facts: What `tfopt.tune` wants to know of it; None if nobody asks.
     """
 
@@ -41,6 +42,7 @@ class Training:
     inputs: Any = None
     batch: int = 0
     callbacks: Sequence[keras.callbacks.Callback] = ()
+    epoch_steps: int | None = None
     facts: Facts | None = None
 
 
@@ -53,7 +55,8 @@ class TimedFit:
     """
 
     def __init__(self, training: Training, examples: int) -> None:
-        self._training, self._examples, self._steps = training, examples, 1
+        self._training, self._examples = training, examples
+        self._steps, self._epochs = 1, 2  # of a window
         self.losses: list[float] = []
 
     def steps_s(self, steps: int, epochs: int) -> list[float]:
@@ -73,13 +76,37 @@ class TimedFit:
         step_s = min(self.steps_s(fewest, 3)[1:])
         if fewest < at_once and at_once * step_s < window_s:
             step_s = min(self.steps_s(at_once, 3)[1:])
-        steps = min(max(math.ceil(window_s / 2 / step_s), fewest), MOST_STEPS)
+        if self._training.epoch_steps is None:
+            steps = min(max(math.ceil(window_s / 2 / step_s), fewest), MOST_STEPS)
+        else:
+            steps = self._whole_epoch(window_s, fewest, self._training.epoch_steps, fewest * step_s)
         self._steps = steps if steps < at_once else math.ceil(steps / at_once) * at_once
+
+    def _whole_epoch(self, window_s: float, fewest: int, longest: int, least_s: float) -> int:
+        """Returns the steps of an epoch that is no shorter than a window and is mostly steps: each has a beginning.
+
+        An epoch of the fewest steps, which takes `least_s`, is mostly that.
+        """
+        steps, epoch_s, beginning_s = fewest, 0.0, 0.0
+        while steps < min(longest, MOST_STEPS) and epoch_s < window_s + 4 * beginning_s:
+            steps = min(2 * steps, longest)
+            step_s = min(self.steps_s(steps, 2))
+            epoch_s, beginning_s = steps * step_s, max(least_s - fewest * step_s, 0.0)
+        self._epochs = min(max(math.ceil(window_s / max(epoch_s, least_s)), 1), MOST_EPOCHS)
+        return steps
 
     def rate(self) -> float:
         """Returns the examples of a second in one window."""
-        seconds = self.steps_s(self._steps, 3)[1:]  # in the first, the pipeline starts
+        starts = int(self._training.epoch_steps is None)  # the pipeline, in the first epoch only
+        seconds = self.steps_s(self._steps, starts + self._epochs)[starts:]
         return self._examples / statistics.fmean(seconds)
+
+
+class EachBatch(keras.callbacks.Callback):
+    """Stands for a callback that acts on each batch: Keras then waits for the results of each."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Does nothing."""
 
 
 class _Epochs(keras.callbacks.Callback):

@@ -77,11 +77,12 @@ class TuneReport(Record, Shown):
     """The speed settings of a training, with the measurements that chose them.
 
     Attributes:
-        name: The recipe or the model.
-        kind: "recipe" or "model".
+        name: The recipe, the model or the script.
+        kind: "recipe", "model" or "script".
         examples_per_s: The speed at the start.
         changes: The settings in which the result differs from the start; empty if nothing is faster.
-        settings: The same as the nested tables of a recipe, with the learning rate that another batch needs.
+        settings: The same as the nested tables of a recipe, with the learning rate that another batch needs; for a
+            script, without tables.
         speedup: The speed of the result as a share of the start's, measured once more at the end; None if there are no
             changes.
         contributions: What each setting contributes.
@@ -89,6 +90,7 @@ class TuneReport(Record, Shown):
         left_out: The settings that were not searched, with the reasons.
         ended_by: Why the search ended.
         seconds: How long it took.
+        command: The command that runs a script with the settings; empty for others.
     """
 
     name: str
@@ -102,6 +104,7 @@ class TuneReport(Record, Shown):
     left_out: Mapping[str, str] = field(default_factory=dict)
     ended_by: str
     seconds: float
+    command: str = ""
 
     def to_toml(self) -> str:
         """Returns the settings as TOML that can be laid over a recipe: `tfopt run NAME FILE.toml`."""
@@ -135,6 +138,8 @@ class TuneReport(Record, Shown):
         if self.kind == "model" and self.changes:
             words = ", ".join(f"{name}={value!r}" for name, value in self.settings.get("training", {}).items())
             rows.append(("apply", f"tfopt.compile(model, tfopt.plan(TrainingConfig({words})), ...)"))
+        if self.command:
+            rows.append(("command", self.command))
         left = [(name, reason) for name, reason in self.left_out.items()]
         return Sheet(
             title=f"speed settings of {self.name}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -45,6 +46,7 @@ class Workload(Record):
         devices: Number of logical CPU devices of a trial.
         keras_step: Whether a model trains by Keras' own step.
         modules: The modules of a model's own layers and loss, which register them.
+        digest: The SHA-256 of a script; empty for a module.
     """
 
     kind: Literal["recipe", "model", "script"]
@@ -56,6 +58,7 @@ class Workload(Record):
     devices: int = 1
     keras_step: bool = False
     modules: Sequence[str] = ()
+    digest: str = ""
 
 
 def workload_of(
@@ -99,7 +102,8 @@ def of_script(path: str, words: Sequence[str], folder: Path) -> Workload:
         raise ConfigError(f"The script must be a Python file. Received: {path}, which does not exist. Name a script.")
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    return Workload(kind="script", name=path, folder=str(folder), words=tuple(words))
+    digest = "" if path == "-m" else hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return Workload(kind="script", name=path, folder=str(folder), words=tuple(words), digest=digest)
 
 
 def _of_model(model: keras.Model, data: Any, folder: Path, training: TrainingConfig | None) -> Workload:

@@ -1,6 +1,7 @@
 """`convert` and `tfrecord`: what comes back is what was written, bit for bit, and a killed conversion goes on."""
 
 import json
+import os
 import signal
 import time
 from pathlib import Path
@@ -249,6 +250,9 @@ def test_what_cannot_be_written_is_refused(tmp_path):
     nested = tf.data.Dataset.range(1).map(lambda x: (tf.data.Dataset.range(x), x))
     with pytest.raises(ConfigError, match="inputs of type DatasetSpec"):
         convert(Examples(name="nested", train=nested, test=nested, outputs=1), tmp_path / "a")
+    with pytest.raises(ConfigError, match="must be text in UTF-8"):
+        convert(numbers(), os.fsdecode(bytes(tmp_path / "b") + b"\xff"))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_full_disk_leaves_the_finished_files(tmp_path):

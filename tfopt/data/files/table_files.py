@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from tfopt.atomic.files import check_utf8
 from tfopt.data.arguments import Names, optional_package
 from tfopt.data.files.folders import content, not_used
 from tfopt.data.finite import in_float32
@@ -72,6 +73,7 @@ def table_paths(path: str | Path | Sequence[str | Path], ending: str) -> tuple[l
             f"path must name {ending} files. Received: {str(path)!r}, which names none. Correct the path."
         )
     for file in found:
+        check_utf8("path", file)
         check_stored("A table", file)
     return found, notes
 

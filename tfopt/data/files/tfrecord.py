@@ -8,6 +8,7 @@ from glob import glob
 from pathlib import Path
 from typing import Any, Literal
 
+from tfopt.atomic.files import check_utf8
 from tfopt.data.arguments import Size, check_arguments, height_and_width
 from tfopt.data.examples import Examples
 from tfopt.data.files.folders import shortened
@@ -75,6 +76,7 @@ def tfrecord(
     from tfopt.data.records.schema import SCHEMA, UNFINISHED, read_schema
 
     root = Path(directory)
+    check_utf8("directory", root)
     if not (root / SCHEMA).is_file():
         unfinished = (root / UNFINISHED).is_file()
         remedy = "Run the conversion again; it goes on where it stopped." if unfinished else "Correct the path."
@@ -237,6 +239,8 @@ def tfrecord_files(
 def _listed(argument: str, given: Any) -> list[Path]:
     patterns = [given] if isinstance(given, str | Path) else list(given)
     files = [Path(name) for pattern in patterns for name in sorted(glob(str(pattern)))]  # noqa: PTH207 (absolute too)
+    for file in files:
+        check_utf8(argument, file)
     if not files or not all(file.is_file() for file in files):
         raise ConfigError(f"{argument} must name files. Received: {argument}={given!r}, which matches none.")
     return files

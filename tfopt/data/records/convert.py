@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import tensorflow as tf
 
 from tfopt.atomic.directories import exclusive
-from tfopt.atomic.files import TEMPORARY_SUFFIX, flush_to_disk
+from tfopt.atomic.files import TEMPORARY_SUFFIX, check_utf8, flush_to_disk
 from tfopt.atomic.own_files import check_replaceable
 from tfopt.compat.forks import check_not_forked
 from tfopt.compat.tensorflow import words_of
@@ -129,6 +129,7 @@ def convert(
             raise no_encoded_images(images, f"{examples.name!r}, whose examples are stored as arrays")
         examples = replace(examples, stored=examples.stored.with_images(images))
     target = Path(directory)
+    check_utf8("directory", target)
     with exclusive(target):
         return _Conversion(examples, target, shards, compression, check, progress).run(overwrite)
 

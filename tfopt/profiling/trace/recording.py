@@ -10,6 +10,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
+from tfopt.atomic.files import check_utf8
 from tfopt.atomic.own_files import check_replaceable
 from tfopt.errors import ConfigError
 from tfopt.profiling.trace.events import CHROME_TRACE, is_chrome_trace, newest_trace, read_spaces, write_chrome_trace
@@ -47,6 +48,7 @@ def record_trace(directory: str | Path) -> Iterator[MarkStep]:
         >>> summary.steps, summary.operators[0].kind
         (3, 'MatMul')
     """
+    check_utf8("directory", directory)
     check_replaceable(Path(directory) / CHROME_TRACE, is_chrome_trace)
     try:
         tf.profiler.experimental.start(str(directory))
