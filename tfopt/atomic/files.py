@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
 import stat
 import uuid
 from collections.abc import Iterator
@@ -118,6 +119,15 @@ def read_stored(path: Path) -> bytes:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "it is no file on disk", str(path))
         return file.read()
+
+
+def clear_leftovers(directory: Path) -> None:
+    """Removes the temporary files of killed processes in a directory, but none that a process is writing."""
+    for path in directory.iterdir():
+        if re.fullmatch(rf"\..+{TEMPORARY_SUFFIX}", path.name):
+            with suppress(OSError), path.open("r+b") as file:  # NFS locks only what is open for writing
+                if hold(file.fileno(), path):
+                    path.unlink()
 
 
 def check_utf8(what: str, path: Path | str, error: type[TfoptError] = ConfigError) -> None:

@@ -276,7 +276,7 @@ def read_intact_manifest(path: Path, role: str = "artifact") -> Manifest:
     Errors name the artifact by its role, for example "baseline".
 
     Raises:
-        ArtifactError: There is no manifest, or a file is missing, was added or has changed.
+        ArtifactError: There is no manifest, or a file is missing, was added, has changed or cannot be read.
     """
     manifest = read_manifest(path)
     found = {file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()} - {MARK}
@@ -286,7 +286,13 @@ def read_intact_manifest(path: Path, role: str = "artifact") -> Manifest:
             raise ArtifactError(
                 f"The {role} must be complete. Received: {file}, which is missing. Export {path} again."
             )
-        if FileRecord.of(file) != recorded:
+        try:
+            found_record = FileRecord.of(file)
+        except OSError as error:
+            raise ArtifactError(
+                f"The {role} must be readable. Received: {file} ({error.strerror}). Allow it to be read, or restore it."
+            ) from error
+        if found_record != recorded:
             raise ArtifactError(
                 f"The {role} must be as it was written. Received: {file}, which has changed. Export {path} again."
             )

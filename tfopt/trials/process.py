@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from tfopt.atomic.checked_json import read_as_written, with_checksum
-from tfopt.atomic.files import write_text, writing_to
+from tfopt.atomic.files import clear_leftovers, write_text, writing_to
 from tfopt.atomic.own_files import json_in
 from tfopt.child_processes import Process, end, exit_code, signal_group
 from tfopt.exporting.verification.process import ENDED_FROM_OUTSIDE
@@ -79,6 +79,7 @@ def call_apart(
     """
     with writing_to(directory):
         directory.mkdir(parents=True, exist_ok=True)
+        clear_leftovers(directory)
         for name in (ANSWER, OUTCOME):
             (directory / name).unlink(missing_ok=True)
         write_text(directory / REQUEST, json.dumps({"function": function, "arguments": dict(arguments)}))
@@ -108,6 +109,7 @@ def call_apart(
             process.stdin.close()
             shutil.rmtree(temporary, ignore_errors=True)
     with writing_to(directory):
+        clear_leftovers(directory)  # of the process
         answer = _answer(directory)
     outcome = Outcome(
         result=answer.get("result"),

@@ -8,8 +8,9 @@ optuna's sampler draws at random, and only then it learns from what was measured
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -61,31 +62,32 @@ class Study:
             self._study.set_metric_names(list(figures))
 
     def propose(self, count: int) -> dict[int, dict[str, Any]]:
-        """Returns the settings of the trials by their numbers, after proposing new ones up to `count` trials.
-
-        A trial without all of its settings, as a stop in the middle of a proposal leaves it, counts as failed.
-        """
+        """Returns the settings of the trials by their numbers, after proposing new ones up to `count` trials."""
         with self._readable():
-            trials = self._study.get_trials(deepcopy=False)
-        for each in trials:
-            if not each.state.is_finished() and not self._is_whole(each):
-                self.finish(each.number, None)
-        with warnings.catch_warnings(), self._readable():
-            warnings.simplefilter("ignore")  # of experimental settings
             for number in range(len(self._study.get_trials(deepcopy=False)), count):
                 seed = int(np.random.SeedSequence([self._seed, number]).generate_state(1)[0])
-                self._study.sampler = self._optuna.samplers.TPESampler(seed=seed, n_startup_trials=STARTUP)
-                self._study.ask(self._space)
-        trials = self._study.get_trials(deepcopy=False)
-        return {each.number: dict(each.params) for each in trials if self._is_whole(each)}
+                self._add(partial(self._optuna.samplers.TPESampler, seed=seed, n_startup_trials=STARTUP))
+            trials = self._study.get_trials(deepcopy=False)
+        return {each.number: dict(each.params) for each in trials}
 
     def put(self, settings: Mapping[str, Any]) -> int:
         """Adds a trial with given settings, from which the sampler learns too, and returns its number."""
-        with warnings.catch_warnings(), self._readable():
-            warnings.simplefilter("ignore")  # of experimental settings
+        with self._readable():
             samplers = self._optuna.samplers
-            self._study.sampler = samplers.PartialFixedSampler(dict(settings), samplers.RandomSampler(seed=0))
-            return int(self._study.ask(self._space).number)
+            return self._add(lambda: samplers.PartialFixedSampler(dict(settings), samplers.RandomSampler(seed=0)))
+
+    def _add(self, make_sampler: Callable[[], Any]) -> int:
+        """Adds a trial, and returns its number. It is drawn in memory, so the file gets it whole or not at all."""
+        optuna, earlier = self._optuna, self._study.get_trials(deepcopy=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of experimental settings
+            memory = optuna.create_study(directions=self._study.directions, sampler=make_sampler())
+            memory.add_trials(earlier)
+            drawn = memory.ask(self._space)
+        running = optuna.trial.TrialState.RUNNING
+        trial = optuna.trial.create_trial(state=running, params=drawn.params, distributions=self._space)
+        self._study.add_trial(trial)
+        return len(earlier)
 
     @contextmanager
     def _readable(self) -> Iterator[None]:
@@ -99,9 +101,6 @@ class Study:
                 "room if the disk is full, and let no two processes search in one directory; otherwise remove the "
                 "file: the search begins anew, and reads the outcomes of the trials that it tries again."
             ) from error
-
-    def _is_whole(self, trial: Any) -> bool:
-        return bool(trial.params.keys() >= self._space.keys())
 
     @property
     def open(self) -> set[int]:

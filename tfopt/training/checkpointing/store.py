@@ -21,7 +21,6 @@ import struct
 import tempfile
 import zipfile
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,13 +30,12 @@ import ml_dtypes as _  # noqa: F401
 import numpy as np
 
 from tfopt.atomic.checked_json import EDITED, is_as_written, with_checksum
-from tfopt.atomic.files import TEMPORARY_SUFFIX, hold, whole_file
+from tfopt.atomic.files import clear_leftovers, whole_file
 from tfopt.errors import ArtifactError, ConfigError, ExportError, warn
 
 FORMAT = 1
 RECORD = "checkpoint.json"
 _NAME = re.compile(r"step-(\d{8,})\.npz")
-_TEMPORARY = re.compile(r"\.step-\d{8,}\.npz" + TEMPORARY_SUFFIX)
 _LONGEST_NAME = 65_000  # bytes; a zip holds a name's length in 16 bits
 
 
@@ -116,7 +114,7 @@ class CheckpointStore:
         final = self.path(step)
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
-            self._clear_leftovers()
+            clear_leftovers(self.directory)
             if final.exists() and not _is_own(final):
                 self._set_aside(final)
             with whole_file(final) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
@@ -161,14 +159,6 @@ class CheckpointStore:
                 + " Restore one from a copy, or remove them to begin anew."
             )
         return None
-
-    def _clear_leftovers(self) -> None:
-        """Removes the temporary files of killed processes, but no file that a process is writing."""
-        for path in self.directory.iterdir():
-            if _TEMPORARY.fullmatch(path.name):
-                with suppress(OSError), path.open("r+b") as file:  # NFS locks only what is open for writing
-                    if hold(file.fileno(), path):
-                        path.unlink()
 
     def _rotate(self, saved: int) -> None:
         for path in self._damaged:
