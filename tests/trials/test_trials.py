@@ -1,10 +1,13 @@
 """A trial in a process of its own, and the study that proposes it."""
 
+import resource
+import shutil
+import signal
 from pathlib import Path
 
 import pytest
 
-from tfopt.errors import ExportError
+from tfopt.errors import ArtifactError, ExportError
 from tfopt.trials import process
 from tfopt.trials.process import call_apart, read_outcome
 from tfopt.trials.study import STARTUP, Study
@@ -82,14 +85,27 @@ def test_after_sigterm_a_function_cleans_up_and_its_temporary_files_are_removed(
     assert not (tmp_path / "tmp").exists()
 
 
-def test_a_trial_whose_proposal_was_stopped_counts_as_failed(tmp_path):
-    study = study_in(tmp_path)
-    study.propose(1)
-    study._study.ask()  # without settings, as a stop leaves it
-    again = study_in(tmp_path)
-    assert again.open == {0, 1}
-    assert set(again.propose(3)) == {0, 2}
-    assert again.open == {0, 2}
+@pytest.mark.slow
+def test_a_proposal_that_fails_in_the_middle_is_made_again_as_it_would_have_been(tmp_path):
+    """The disk is full after so many writes."""
+    expected = study_in(tmp_path, name="sound.db").propose(3)
+    study_in(tmp_path).propose(1)
+    before, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    failed = []
+    for page in range(8, 33, 4):  # of SQLite, which has 4 KiB
+        copy = tmp_path / f"{page}.db"
+        shutil.copyfile(tmp_path / "study.db", copy)
+        study = study_in(tmp_path, name=copy.name)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (page * 4096, before[1]))
+        try:
+            study.propose(3)
+        except ArtifactError:
+            failed.append(page)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert study_in(tmp_path, name=copy.name).propose(3) == expected
+    signal.signal(signal.SIGXFSZ, handler)
+    assert failed
 
 
 @pytest.mark.slow

@@ -131,7 +131,7 @@ def clear_leftovers(directory: Path) -> None:
 
 
 def check_utf8(what: str, path: Path | str, error: type[TfoptError] = ConfigError) -> None:
-    """Raises an error if a path has bytes that are no UTF-8, which Python holds and TensorFlow refuses.
+    r"""Raises an error if a path has bytes that are no UTF-8, which Python holds and TensorFlow refuses.
 
     Example:
         >>> check_utf8("directory", os.fsdecode(b"runs\xff"))
