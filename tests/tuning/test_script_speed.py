@@ -71,7 +71,7 @@ def facts(model, **given):
 def test_only_what_accelerate_sets_and_has_a_choice_is_searched():
     plain = space_of(facts(compiled(), batch_size=2), CPU)
     assert plain.choices == {"step": ("keras", "tfopt"), "steps_per_execution": ("auto", 50)}
-    assert plain.left_out["jit_compile"].startswith("train.py:7 compiles the model without XLA")
+    assert plain.left_out["jit_compile"].startswith("train.py:7 leaves the model without XLA")
     assert "no GPU" in plain.left_out["precision"]
     kept = {"strategy", "augment", "cache", "accumulate", "global_batch_size", "remat", "communication", "prefetch"}
     assert plain.left_out.keys() == kept | {"threads", "jit_compile", "precision"}
@@ -84,7 +84,7 @@ def test_only_what_accelerate_sets_and_has_a_choice_is_searched():
     assert on_gpu.choices["jit_compile"] == (True, False)
     assert on_gpu.choices["precision"] == ("float32", "mixed_bfloat16", "mixed_float16")
     assert {"step": "tfopt", "precision": "mixed_bfloat16"} in on_gpu.singles()
-    assert on_gpu.left_out["steps_per_execution"] == "an epoch has 5 steps"  # of 32 examples
+    assert on_gpu.left_out["steps_per_execution"] == "an epoch has 5 steps, too few for 50 in a call"  # of 32 examples
 
 
 def test_what_keeps_tfopts_step_away_is_the_reason_with_its_line():

@@ -69,7 +69,7 @@ class TuneOptions(BatchSizeConfig):
 def tune_command(words: list[str]) -> int:
     own, asked = split_at_script(words, TuneOptions)
     options = parse(TuneOptions, own, "tfopt tune")
-    if asked and is_model(asked[0]):
+    if asked and not _is_script(asked[0]) and any(map(is_model, asked)):
         return tune_models(asked, options)
     check_no_serving_options(options)
     if not asked:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tfopt.atomic.checked_json import with_checksum
 from tfopt.atomic.directories import MARK, staged_directory
-from tfopt.errors import ArtifactError
+from tfopt.errors import ArtifactError, ExportError
 from tfopt.exporting.manifest import MANIFEST_FORMAT, Manifest, read_intact_manifest
 from tfopt.hardware import detect
 from tfopt.report import ManyRequests, TunedServing
@@ -38,13 +38,16 @@ def write_tuned(path: Path, measured: Manifest, tuned: TunedServing) -> None:
             f"The artifact must be the one that was measured. Received: {path}, which was replaced meanwhile. Tune it "
             "again."
         )
-    with staged_directory(place) as new:
-        for name in measured.files:
-            (new / name).parent.mkdir(parents=True, exist_ok=True)
-            _link(place / name, new / name)
-        # What was read is in the present format, whatever it was written in.
-        changed = replace(measured, format=MANIFEST_FORMAT, tuned=tuned)
-        (new / MARK).write_text(json.dumps(with_checksum(changed.to_dict())), encoding="utf-8")
+    try:
+        with staged_directory(place) as new:
+            for name in measured.files:
+                (new / name).parent.mkdir(parents=True, exist_ok=True)
+                _link(place / name, new / name)
+            # What was read is in the present format, whatever it was written in.
+            changed = replace(measured, format=MANIFEST_FORMAT, tuned=tuned)
+            (new / MARK).write_text(json.dumps(with_checksum(changed.to_dict())), encoding="utf-8")
+    except ExportError as error:
+        raise ExportError(f"{error} Or write nothing: write=False (--no-write).") from error
 
 
 def _link(source: Path, target: Path) -> None:

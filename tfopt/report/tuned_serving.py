@@ -88,7 +88,7 @@ class TunedServing(Record):
             calls=self.calls,
             threads=self.threads,
             batch_size=self.batch_size,
-            batches_pay=self.batch_size > 1,
+            batches_pay=self.batch_size > 1 and len(self.curve) > 1,  # of a fixed size, no batches can be made
             on_gpu=self.on_gpu,
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -23,7 +24,8 @@ def answer(directory: Path) -> None:
         found = {"result": import_code("function", request["function"])(**request["arguments"])}
     except Exception as error:  # noqa: BLE001 - whatever a trial raises is its outcome
         traceback.print_exc()
-        found = {"error": f"{type(error).__name__}: {error}"}
+        plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # Keras' errors have bold words
+        found = {"error": f"{type(error).__name__}: {plain}"}
     write_text(directory / ANSWER, json.dumps(found))
 
 

@@ -60,7 +60,7 @@ def facts_of_fit(fit: Fit, training: Training, examples: int | None) -> Facts:
         "steps_per_execution": "auto",
     }
     if not model.jit_compile:
-        fixed["jit_compile"] = f"{fit.compiled_at} compiles the model without XLA; jit_compile=True there asks for it"
+        fixed["jit_compile"] = f"{fit.compiled_at} leaves the model without XLA; jit_compile=True there asks for it"
     elif blockers := xla_blockers(model):
         fixed["jit_compile"] = f"XLA cannot compile {blockers[0].name}: {blockers[0].reason}"
     if model.dtype_policy.name != "float32":
@@ -69,7 +69,8 @@ def facts_of_fit(fit: Fit, training: Training, examples: int | None) -> Facts:
         fixed["steps_per_execution"] = f"{fit.at} has one step per call because {reason}"
     if found := obstacle(model, fit.compiled_at):
         fixed |= dict.fromkeys(values, f"{found.name}: {found.reason}")
-    steps = fit.given.get("steps_per_epoch") or (examples and math.ceil(examples / training.batch))
+    trained = examples and math.floor(examples * (1 - (fit.given.get("validation_split") or 0)))
+    steps = fit.given.get("steps_per_epoch") or (trained and math.ceil(trained / training.batch))
     return Facts(values=values, fixed=fixed, replicas=training.replicas, examples=examples, steps=steps)
 
 

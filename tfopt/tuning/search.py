@@ -40,7 +40,7 @@ from tfopt.tuning.script import command
 from tfopt.tuning.sides import Sides
 from tfopt.tuning.space import space_of, tables_of
 from tfopt.tuning.trial import STEP
-from tfopt.tuning.tune_report import Contribution, TuneReport, TuneTrial
+from tfopt.tuning.tune_report import Contribution, TuneReport, TuneTrial, in_words
 from tfopt.tuning.workload import RECIPE, Workload, of_script, workload_of
 
 MARK, REPORT = "tuning.json", "tune.json"
@@ -203,7 +203,7 @@ class _Search:
         ended = self.exploration.run() if self.space.choices else "there is nothing to choose"
         best, trials = self.exploration.best, self.exploration.trials
         contributions, changes = self._contributions({} if best is None else best.changes)
-        speedup = self._confirmed(changes)
+        speedup, unconfirmed = self._confirmed(changes)
         if speedup is None:
             changes, contributions = {}, tuple(dataclasses.replace(each, kept=False) for each in contributions)
         report = TuneReport(
@@ -219,6 +219,7 @@ class _Search:
             ended_by=ended,
             seconds=time.monotonic() - self.start,
             command=command(changes, self.workload.name, self.workload.words) if self.training is None else "",
+            unconfirmed=unconfirmed,
         )
         write_own(self.folder / REPORT, report.to_json(), TuneReport.is_own)
         return report
@@ -239,6 +240,9 @@ class _Search:
                 "Raise them, or shorten the input pipeline's start."
             )
         if outcome.failure:
+            of_settings = ConfigError.__name__ + ": "
+            if outcome.failure.startswith(of_settings):
+                raise ConfigError(outcome.failure.removeprefix(of_settings))
             remedy = (
                 "Layers of your own need keras.saving.register_keras_serializable, and a module that another process "
                 "can import."
@@ -300,10 +304,10 @@ class _Search:
             )
         return tuple(found), self.space.changes(kept)
 
-    def _confirmed(self, changes: dict[str, Any]) -> Estimate | None:
-        """Returns how much faster than the start settings are, in a comparison of their own; None if they are not."""
+    def _confirmed(self, changes: dict[str, Any]) -> tuple[Estimate | None, str]:
+        """Returns how much faster than the start settings are, in a comparison of their own; or what it saw instead."""
         if not changes:
-            return None
+            return None, ""
         self.on_step("measuring the result against the start once more")
         found = self.sides.compare(
             "confirmation",
@@ -312,8 +316,10 @@ class _Search:
             min(self.config.trial_limit_s, max(self.left_s, self.longest_s)),
             turns=2 * self.config.turns,
             tolerance=self._tolerance(changes),
-        ).speedup
-        return found if found is not None and found.least > 1 else None
+        )
+        if found.speedup is None:
+            return None, found.reason
+        return (found.speedup, "") if found.speedup.least > 1 else (None, f"{in_words(found.speedup)} of the start")
 
     def _tolerance(self, changes: Mapping[str, Any]) -> float | None:
         """Returns how far the losses may be apart. Those of different batches say nothing."""

@@ -111,8 +111,8 @@ def space_of(facts: Facts, machine: Hardware, *, of_model: bool = False, other_b
     add("augment", ("host", "device"), "")
     add("cache", ("memory", "off"), "")
     counts = [1, STEPS_PER_CALL, MANY_STEPS] if values.get("steps_per_execution") != "auto" else [MANY_STEPS]
-    counts = [each for each in counts if facts.steps is None or each <= facts.steps]
-    add("steps_per_execution", counts, f"an epoch has {facts.steps} steps")
+    fitting_counts = [each for each in counts if facts.steps is None or each <= facts.steps]
+    add("steps_per_execution", fitting_counts, f"an epoch has {facts.steps} steps, too few for {max(counts)} in a call")
     batch, now = values.get("global_batch_size", 0), values.get("accumulate", 1)
     parts = [now * factor for factor in (2, 4)]
     each_part = batch // max(facts.replicas, 1)

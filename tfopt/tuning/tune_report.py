@@ -91,6 +91,7 @@ class TuneReport(Record, Shown):
         ended_by: Why the search ended.
         seconds: How long it took.
         command: The command that runs a script with the settings; empty for others.
+        unconfirmed: What the last comparison saw of the best settings, if it did not confirm them.
     """
 
     name: str
@@ -105,6 +106,7 @@ class TuneReport(Record, Shown):
     ended_by: str
     seconds: float
     command: str = ""
+    unconfirmed: str = ""
 
     def to_toml(self) -> str:
         """Returns the settings as TOML that can be laid over a recipe: `tfopt run NAME FILE.toml`."""
@@ -127,7 +129,11 @@ class TuneReport(Record, Shown):
         return found
 
     def _sheet(self) -> Sheet:
-        result = "no faster setting was confirmed, so the start stays"
+        result = "no faster setting was found, so the start stays"
+        if not self.trials and self.ended_by.startswith("minutes"):
+            result = "there was no time to try anything: raise minutes"
+        elif self.unconfirmed:
+            result = f"the start stays: the best settings were not confirmed ({self.unconfirmed})"
         if self.speedup is not None:
             result = f"{in_words(self.speedup)} of the start"
         rows = [

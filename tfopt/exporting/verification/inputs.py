@@ -59,7 +59,11 @@ def drawn_from(specs: Mapping[str, TensorRecord], open_size: int = OPEN_SIZE) ->
     for name, spec in specs.items():
         kind = spec.numpy_dtype.kind
         if not spec.shape or kind not in "fiub":
-            remedy = "Give it an axis for the examples." if spec.shape == () else "Pass inputs (--inputs)."
+            remedy = (
+                "Give it an axis for the examples."
+                if spec.shape == ()
+                else "Pass inputs (of tfopt bench and verify: --inputs)."
+            )
             raise ArtifactError(
                 f"Inputs can be drawn of numbers in a known rank of at least 1. Received: input {name!r}, {spec}. "
                 f"{remedy}"
