@@ -170,7 +170,7 @@ model.fit(np.zeros((32, 8)), np.zeros((32, 1)))
     [
         (NO_FIT, {}, "must train with keras.Model.fit. Received: no call of it"),
         ("raise ValueError('no such\\nfile')", {}, "ended with exit code 1 before: ValueError: no such file"),
-        ("import sys; sys.exit(3)", {}, "ended with exit code 3 before. The log"),
+        ("import sys; sys.exit(3)", {}, "ended with exit code 3 before. With --directory"),
         (OWN_FIT, {"step": "tfopt"}, "must fit under the script. Received: the fit of Own must pass its callbacks"),
     ],
 )
