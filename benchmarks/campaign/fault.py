@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from tfopt.cli.exit_codes import NO_THREAD, OF_A_PATH, OF_THE_MACHINE
+from tfopt.cli.exit_codes import OF_A_PATH, is_of_the_machine
 from tfopt.errors import TfoptError, TfoptWarning
 
 EQUAL, WORD, AS_IT_STANDS = "equal bits", "clear word", "as it stands"
@@ -216,9 +216,9 @@ def _trial(fault: Fault, place: Path, answer: Path) -> None:
 def as_error(error: BaseException) -> dict[str, Any]:
     """Returns what an error says, where it was raised, and whether it is a clear word."""
     is_word = (
-        isinstance(error, TfoptError | MemoryError | Said)
-        or (isinstance(error, OSError) and error.errno in (*OF_THE_MACHINE, *OF_A_PATH, errno.EFBIG))
-        or (isinstance(error, RuntimeError) and str(error) == NO_THREAD)
+        isinstance(error, TfoptError | Said)
+        or is_of_the_machine(error)
+        or (isinstance(error, OSError) and error.errno in (*OF_A_PATH, errno.EFBIG))
     )
     last = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{Path(last.filename).name}:{last.lineno}"

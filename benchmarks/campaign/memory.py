@@ -51,7 +51,12 @@ from campaign.writing import (
 )
 
 KIND = "memory"
-ABORTED = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGKILL)
+ABORTED = (
+    -signal.SIGABRT,
+    -signal.SIGSEGV,
+    -signal.SIGKILL,
+    127,
+)  # the last by glibc, without memory for a thread's data
 MIB = 2**20
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
 DAY_S = 86_400.0

@@ -31,7 +31,9 @@ OF_THE_MACHINE = (
 )
 # Errors of a path that was given: it is too long, it leads in a circle, a part of it is a file, it is missing.
 OF_A_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOENT, errno.ENOTEMPTY)
-NO_THREAD = "can't start new thread"  # Python's RuntimeError where memory or the number of processes is limited
+# What is raised where memory or the number of processes is limited: by Python and by libraries in C++ for a thread, and
+# by the loader of shared libraries.
+NO_ROOM = ("can't start new thread", "Resource temporarily unavailable", "failed to map segment")
 NO_PATH = ("embedded null byte", "Symlink loop")  # what pathlib says of other such paths
 
 
@@ -85,6 +87,20 @@ def report_error(error: BaseException, *, as_json: bool, show_traceback: bool) -
     return code
 
 
+def is_of_the_machine(error: BaseException) -> bool:
+    """Whether an error comes from the machine: it has no memory, no room on its disk, no permission.
+
+    Example:
+        >>> is_of_the_machine(OSError(errno.ENOSPC, "")), is_of_the_machine(RuntimeError("can't start new thread"))
+        (True, True)
+    """
+    return (
+        isinstance(error, MemoryError)
+        or (isinstance(error, OSError) and error.errno in OF_THE_MACHINE)
+        or (isinstance(error, RuntimeError | ImportError) and any(words in str(error) for words in NO_ROOM))
+    )
+
+
 def _exit_code(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
@@ -92,12 +108,7 @@ def _exit_code(error: BaseException) -> int:
         return CHECK_FAILED
     if isinstance(error, ConfigError | UnsupportedModelError | ArtifactError):
         return WRONG_USE  # the same command fails again, however often it is tried
-    of_the_machine = (
-        isinstance(error, MemoryError)
-        or (isinstance(error, OSError) and error.errno in OF_THE_MACHINE)
-        or (isinstance(error, RuntimeError) and str(error) == NO_THREAD)
-    )
-    if of_the_machine or isinstance(error, TfoptError | OutputError):
+    if is_of_the_machine(error) or isinstance(error, TfoptError | OutputError):
         return NOT_FINISHED
     return WRONG_USE if _is_of_a_path(error) or _own_code(error) is not None else UNEXPECTED
 
