@@ -6,13 +6,16 @@ import dataclasses
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
+
+import pydantic
 
 from tfopt.atomic.own_files import has_names, json_in
-from tfopt.errors import warn
+from tfopt.errors import ConfigError, warn
 from tfopt.report.formatting import short_count
 from tfopt.report.sheet import Sheet, Shown, Table
 
+T = TypeVar("T", bound="Record")
 RANGE = "range"  # the kind of notes that only give figures, and tell of nothing wrong
 
 
@@ -37,6 +40,25 @@ class Record:
         no_default = (dataclasses.MISSING, dataclasses.MISSING)
         fields = dataclasses.fields(cls)
         return has_names(values, [each.name for each in fields if (each.default, each.default_factory) == no_default])
+
+
+def record_of(kind: type[T], text: str | bytes) -> T:
+    """Returns the record that `to_json` wrote.
+
+    Raises:
+        ConfigError: The text is no such record.
+    Example:
+        >>> record_of(Skip, Skip(name="a", kind="b", reason="c").to_json()).reason
+        'c'
+    """
+    try:
+        found: T = pydantic.TypeAdapter(kind).validate_json(text)
+    except pydantic.ValidationError as error:
+        raise ConfigError(
+            f"text must be the JSON of a {kind.__name__}. Received: {error.errors()[0]['msg']}. Pass what to_json "
+            "returned."
+        ) from error
+    return found
 
 
 def shown_or_reason(record: Any, attribute: str, form: str) -> str:

@@ -6,13 +6,10 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import pydantic
-
-from tfopt.errors import ConfigError
 from tfopt.report.benchmark import COLUMNS, wrapped
 from tfopt.report.formatting import grouped
 from tfopt.report.ranking import is_faster
-from tfopt.report.record import Record
+from tfopt.report.record import Record, record_of
 from tfopt.report.sheet import PROBLEM, Sheet, Shown, Table
 from tfopt.report.tuned_serving import TunedServing, machine_in_words
 from tfopt.timing import Estimate, estimate
@@ -136,14 +133,7 @@ class ServingReport(Record, Shown):
         Raises:
             ConfigError: The text is no report.
         """
-        try:
-            found: ServingReport = pydantic.TypeAdapter(cls).validate_json(text)
-        except pydantic.ValidationError as error:
-            raise ConfigError(
-                f"text must be the JSON of a ServingReport. Received: {error.errors()[0]['msg']}. Pass what to_json "
-                "returned."
-            ) from error
-        return found
+        return record_of(cls, text)
 
     def _sheet(self) -> Sheet:
         tables = [table for each in self.models if each.tuned for table in _tables(each, each.tuned)]

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import pydantic
 import tomli_w
 
-from tfopt.errors import ConfigError
 from tfopt.report import Decision, Record
 from tfopt.report.formatting import grouped, memory_size
-from tfopt.report.record import decision_table
+from tfopt.report.record import decision_table, record_of
 from tfopt.report.sheet import Sheet, Shown, Table
 from tfopt.tuning.memory import MemoryReport
 from tfopt.tuning.throughput import ThroughputReport
@@ -55,14 +53,7 @@ class BatchSizeReport(Record, Shown):
         Raises:
             ConfigError: The text is no report.
         """
-        try:
-            found: BatchSizeReport = pydantic.TypeAdapter(cls).validate_json(text)
-        except pydantic.ValidationError as error:
-            raise ConfigError(
-                f"text must be the JSON of a BatchSizeReport. Received: {error.errors()[0]['msg']}. Pass what to_json "
-                "returned."
-            ) from error
-        return found
+        return record_of(cls, text)
 
     def _sheet(self) -> Sheet:
         memory = self.memory

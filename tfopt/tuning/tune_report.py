@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import pydantic
 import tomli_w
 
-from tfopt.errors import ConfigError
 from tfopt.report import Record
 from tfopt.report.formatting import grouped
+from tfopt.report.record import record_of
 from tfopt.report.sheet import Sheet, Shown, Table
 from tfopt.timing import Estimate
 
@@ -119,14 +118,7 @@ class TuneReport(Record, Shown):
         Raises:
             ConfigError: The text is no report.
         """
-        try:
-            found: TuneReport = pydantic.TypeAdapter(cls).validate_json(text)
-        except pydantic.ValidationError as error:
-            raise ConfigError(
-                f"text must be the JSON of a TuneReport. Received: {error.errors()[0]['msg']}. Pass what to_json "
-                "returned."
-            ) from error
-        return found
+        return record_of(cls, text)
 
     def _sheet(self) -> Sheet:
         result = "no faster setting was found, so the start stays"
