@@ -241,6 +241,11 @@ def test_a_report_prints_goes_through_json_and_is_laid_over_a_recipe(tmp_path):
     assert (changed.training.jit_compile, changed.data.augment.where) == (True, "device")
     with pytest.raises(ConfigError, match="must be the JSON of a TuneReport"):
         TuneReport.from_json("{}")
+    start = dataclasses.replace(found, changes={}, speedup=None)
+    assert "no faster setting was found" in str(start)
+    seen = "1.02x (0.97 to 1.06) of the start"
+    assert f"not confirmed ({seen})" in str(dataclasses.replace(start, unconfirmed=seen))
+    assert "raise minutes" in str(dataclasses.replace(start, trials=()))
 
 
 @pytest.mark.parametrize(
