@@ -59,6 +59,8 @@ def test_a_run_of_one_kind_replaces_that_kind_alone():
     assert both["kinds"]["files"]["outcomes"] == {TRACEBACK: 1}
     assert both["kinds"]["numbers"] == earlier["kinds"]["numbers"]
     assert results.of_kinds(["numbers"], both)["faults"] == earlier["faults"][2:]
+    parts = [results.content_of([each], {"files": 0.3, "numbers": 1.0}) for each in first]
+    assert results.joined(parts)["faults"] == earlier["faults"]
 
 
 def test_a_part_is_replaced_fault_by_fault_and_with_the_share_of_the_rest():

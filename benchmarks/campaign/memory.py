@@ -51,12 +51,8 @@ from campaign.writing import (
 )
 
 KIND = "memory"
-ABORTED = (
-    -signal.SIGABRT,
-    -signal.SIGSEGV,
-    -signal.SIGKILL,
-    127,
-)  # the last by glibc, without memory for a thread's data
+NO_DATA_OF_THREAD = 127  # with which glibc ends a process that has no memory for a new thread's data
+ABORTED = (-signal.SIGABRT, -signal.SIGSEGV, -signal.SIGKILL, NO_DATA_OF_THREAD)
 MIB = 2**20
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
 DAY_S = 86_400.0

@@ -31,9 +31,9 @@ OF_THE_MACHINE = (
 )
 # Errors of a path that was given: it is too long, it leads in a circle, a part of it is a file, it is missing.
 OF_A_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ENOENT, errno.ENOTEMPTY)
-# What is raised where memory or the number of processes is limited: by Python and by libraries in C++ for a thread, and
-# by the loader of shared libraries.
-NO_ROOM = ("can't start new thread", "Resource temporarily unavailable", "failed to map segment")
+# What is raised where memory or the number of processes is limited: by Python and by libraries in C++ for a thread
+# (RuntimeError), and by the loader of shared libraries (ImportError).
+NO_THREAD, NO_SEGMENT = ("can't start new thread", "Resource temporarily unavailable"), "failed to map segment"
 NO_PATH = ("embedded null byte", "Symlink loop")  # what pathlib says of other such paths
 
 
@@ -97,7 +97,8 @@ def is_of_the_machine(error: BaseException) -> bool:
     return (
         isinstance(error, MemoryError)
         or (isinstance(error, OSError) and error.errno in OF_THE_MACHINE)
-        or (isinstance(error, RuntimeError | ImportError) and any(words in str(error) for words in NO_ROOM))
+        or (isinstance(error, RuntimeError) and str(error) in NO_THREAD)
+        or (isinstance(error, ImportError) and NO_SEGMENT in str(error))
     )
 
 

@@ -29,7 +29,8 @@ from tfopt.compat.forks import check_not_forked
 from tfopt.data.augment.augmentation import LABELS, OF_TEACHER
 from tfopt.data.examples import Examples
 from tfopt.data.files.tfrecord import tfrecord
-from tfopt.data.records.convert import OtherSourceError, Progress, convert
+from tfopt.data.records.convert import Progress, convert
+from tfopt.data.records.earlier import OtherSourceError
 from tfopt.data.repeatable import changes_every_epoch
 from tfopt.distillation.recorded import Computation, check_top_k, spread
 from tfopt.distillation.teacher import Teacher, inputs_by_name, matched

@@ -132,7 +132,7 @@ def _at_first_fit(
         raise TrainingError(
             "The script must train with keras.Model.fit. Received: "
             + (f"{workload['name']}, which ended with exit code {code} before{cause}" if code else "no call of it")
-            + ". With --directory, log.txt of the start has its output."
+            + ". With --directory, the log.txt of the trial has its output."
         )
     return first.found
 

@@ -53,8 +53,8 @@ class Sides:
         tolerance: float | None = None,
         bar: float = 0.0,
     ) -> Comparison:
-        """Trains with two settings in turns. A side that fails, hangs or takes too much memory ends
-        both, and is the outcome; see `Side` for the other arguments.
+        """Trains with two settings in turns. A side that fails, hangs or takes too much memory ends both, and is the
+        outcome; see `Side` for the other arguments.
         """
         asked = Side(
             number=0,

@@ -7,9 +7,8 @@ process is killed, the next call goes on after the last finished shard.
 from __future__ import annotations
 
 import hashlib
-import re
 import uuid
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -19,11 +18,11 @@ from typing import Any, Literal, NamedTuple
 import tensorflow as tf
 
 from tfopt.atomic.directories import exclusive
-from tfopt.atomic.files import TEMPORARY_SUFFIX, check_utf8, flush_to_disk
-from tfopt.atomic.own_files import check_replaceable
+from tfopt.atomic.files import check_utf8, flush_to_disk
 from tfopt.compat.forks import check_not_forked
 from tfopt.compat.tensorflow import words_of
 from tfopt.data.examples import SPLITS, Examples, Split
+from tfopt.data.records.earlier import earlier_shards, is_whole, other_source
 from tfopt.data.records.encoding import features_of, flatten, serialize, structure_of
 from tfopt.data.records.schema import (
     SCHEMA,
@@ -31,8 +30,6 @@ from tfopt.data.records.schema import (
     Schema,
     Shard,
     file_checksums,
-    is_schema,
-    read_schema,
     write_schema,
 )
 from tfopt.data.stored import STORED, decoder_to_json, no_encoded_images
@@ -40,16 +37,10 @@ from tfopt.errors import ConfigError, ExportError, unknown_name
 from tfopt.report import Record
 
 SAMPLE = 64
-SHARD = re.compile(r"(train|validation|test)-\d{5}-of-\d{5}\.tfrecord")
-TEMPORARY = re.compile(rf"\..*{TEMPORARY_SUFFIX}")
 # Files are read in large blocks, and several at a time. Files of this size give both to sets of a gigabyte and more.
 SHARD_BYTES = 2**27
 MOST_SHARDS = 1024
 Progress = Callable[[int, int], None]
-
-
-class OtherSourceError(ConfigError):
-    """The files were written from other examples than those given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,10 +170,10 @@ class _Conversion:
 
     def run(self, overwrite: bool) -> ConversionReport:
         files = {shard.file for planned in self.plan.values() for shard in planned}
-        finished = _earlier_shards(self.directory, self.schema, files, overwrite=overwrite)
+        finished = earlier_shards(self.directory, self.schema, files, overwrite=overwrite)
         kept = 0
         for part in self.parts:
-            whole = {shard.file: _is_whole(self.directory, finished.get(shard.file)) for shard in self.plan[part]}
+            whole = {shard.file: is_whole(self.directory, finished.get(shard.file)) for shard in self.plan[part]}
             for is_kept, group in groupby(self.plan[part], lambda shard: whole[shard.file]):  # noqa: B023 (used here)
                 shards = list(group)
                 if is_kept:
@@ -247,7 +238,7 @@ class _Conversion:
             for _, values in zip(range(shard.records), records, strict=False):
                 _add(checksum, serialize(self.source_features, values))
             if checksum.hexdigest() != finished[shard.file].source_sha256:
-                raise _other_source(self.examples.name, f"{self.directory / shard.file} was written from other records")
+                raise other_source(self.examples.name, f"{self.directory / shard.file} was written from other records")
             self._count(shard.records)
 
     def _write(self, part: Split, shards: list[_PlannedShard]) -> Iterator[Shard]:
@@ -330,58 +321,6 @@ class _Conversion:
 
 def _add(checksum: Any, content: bytes) -> None:
     checksum.update(len(content).to_bytes(8, "little") + content)
-
-
-def _earlier_shards(directory: Path, schema: Schema, files: Set[str], *, overwrite: bool) -> dict[str, Shard]:
-    """Returns the shards that an earlier call wrote, and removes what it left unfinished; with `overwrite` all files.
-
-    Raises:
-        ConfigError: The directory holds other files, or shards of other examples that may not be overwritten.
-    """
-    names = {path.name for path in directory.iterdir()}
-    shards = {name for name in names if SHARD.fullmatch(name)}
-    temporary = {name for name in names if TEMPORARY.fullmatch(name)}
-    existing = next((name for name in (SCHEMA, UNFINISHED) if name in names), None)
-    for name in names & {SCHEMA, UNFINISHED}:
-        check_replaceable(directory / name, is_schema)
-    others = names - temporary - {SCHEMA, UNFINISHED} - (set() if existing is None else shards)
-    if others:
-        raise ConfigError(
-            "directory must be new, empty or one that convert wrote. "
-            f"Received: directory={directory}, which holds {min(others)}. Choose another directory."
-        )
-    earlier = {}
-    if overwrite:
-        temporary = names
-    elif existing is not None:
-        found = read_schema(directory / existing)
-        earlier = found.shards()
-        if not found.same_source(schema) or not {*earlier} <= files:
-            raise _other_source(
-                schema.name, f"{directory / existing} describes other examples, or another number of files"
-            )
-    for name in temporary:
-        (directory / name).unlink()
-    return earlier
-
-
-def _is_whole(directory: Path, shard: Shard | None) -> bool:
-    """Whether a shard of an earlier call is there as it was written."""
-    if shard is None:
-        return False
-    path = directory / shard.file
-    try:
-        return path.stat().st_size == shard.bytes and file_checksums(path)[0] == shard.sha256
-    except OSError:  # it is missing
-        return False
-
-
-def _other_source(name: str, reason: str) -> OtherSourceError:
-    """Returns the error for files that were written from other examples."""
-    return OtherSourceError(
-        f"The source must be the one that the files were written from. Received: {name!r}, but {reason}. "
-        "Set overwrite=True (--overwrite) to write all files again, or choose another directory."
-    )
 
 
 @contextmanager
