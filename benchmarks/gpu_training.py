@@ -1,10 +1,19 @@
-"""Training on a GPU: Keras' defaults and the auto plan of tfopt, for ResNet-50 and a BERT-base encoder.
+"""Training on a GPU: Keras' defaults and the auto plan of tfopt, for ResNet-50, a BERT-base encoder and ConvNeXt-tiny.
 
     python benchmarks/gpu_training.py
 
-Both sides train the same model in one process, in turns. The batch is always the same, so the benchmark measures the
-training step and not the reading of data. Images are copied to the GPU as uint8. A turn is timed from the end of its
-first epoch to the end of its second.
+All sides train the same model in one process, in turns:
+
+    keras        float32 and Keras' other defaults, with which it turns XLA on where it thinks that it can
+    keras_half   the same after the one line that a user would add: keras.config.set_dtype_policy("mixed_bfloat16")
+    tfopt        the auto plan
+    tfopt_plain  the auto plan without XLA. ConvNeXt-tiny is that of keras.applications, whose grouped convolutions are
+                 plain operations in our step: whether this is a gain on a GPU, the side answers
+
+The batch is always the same, so the benchmark measures the training step and not the reading of data. Images are copied
+to the GPU as uint8. A turn is timed from the end of its first epoch to the end of its second. The memory is the peak
+that TensorFlow counts in a side's first turn, above what it held before, beside the estimate of tfopt.training_memory,
+which knows nothing of XLA; the model and its optimizer's variables count in neither.
 
 MFU (model FLOPs utilization) is the share of the GPU's peak that the model's own arithmetic used:
 
@@ -24,10 +33,10 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -48,13 +57,17 @@ NO_GPU = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    models: tuple[str, ...] = ("resnet50", "bert_base")
+    models: tuple[str, ...] = ("resnet50", "bert_base", "convnext_tiny")
     """Models to train."""
+    sides: tuple[Literal["keras", "keras_half", "tfopt", "tfopt_plain"], ...] = (
+        *("keras", "keras_half", "tfopt", "tfopt_plain"),
+    )
+    """How they are trained. The speed of each is compared with that of the auto plan."""
     batch_size: int = 128
     """Examples per step."""
-    steps: int = 40
+    steps: int = 20
     """Steps per epoch."""
-    rounds: int = 6
+    rounds: int = 5
     """Number of timed turns of each side."""
     smoke: bool = False
     """Run two steps of tiny models on any device, and write no results unless --out is given."""
@@ -65,86 +78,114 @@ class Options:
 def main(options: Options) -> dict[str, Any]:
     hardware = detect()
     if options.smoke:
-        options = Options(models=options.models, batch_size=4, steps=2, rounds=1, smoke=True, out=options.out)
+        options = replace(options, batch_size=4, steps=2, rounds=1)
     elif not hardware.gpus:
         print(f"This benchmark needs a GPU: {hardware.unavailable['gpus']}. Try --smoke.", file=sys.stderr)
         raise SystemExit(NO_GPU)
-    plan = tfopt.plan(tfopt.TrainingConfig(global_batch_size=options.batch_size, strategy="none"), hardware)
+    plan = tfopt.plan(config(options), hardware)
     results = {
         "what": f"training step, batch {options.batch_size}; medians over {options.rounds} alternating rounds of "
         f"{options.steps} steps",
         "device": hardware.gpus[0].name if hardware.gpus else hardware.cpu_model,
         "compute_capability": hardware.gpus[0].compute_capability if hardware.gpus else None,
+        "cpu": f"{hardware.cpu_model}, {hardware.logical_cores} cores",
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
         "plan": {decision.setting: f"{decision.value} ({decision.reason})" for decision in plan.decisions},
-        "models": {name: measure(name, plan, hardware, options) for name in options.models},
+        "models": {},
     }
-    if not options.smoke or options.out != RESULTS:
-        options.out.mkdir(exist_ok=True)
-        device = re.sub(r"[^a-z0-9]+", "-", str(results["device"]).lower()).strip("-")
-        write_text(options.out / f"gpu-training-{device}.json", json.dumps(results, indent=2) + "\n")
+    for name in options.models:
+        results["models"][name] = measure(name, hardware, options)
+        print(json.dumps(results["models"][name]), file=sys.stderr, flush=True)
+        if not options.smoke or options.out != RESULTS:
+            options.out.mkdir(exist_ok=True)
+            device = re.sub(r"[^a-z0-9]+", "-", str(results["device"]).lower()).strip("-")
+            write_text(options.out / f"gpu-training-{device}.json", json.dumps(results, indent=2) + "\n")
     return results
 
 
-def measure(name: str, plan: tfopt.Plan, hardware: Hardware, options: Options) -> dict[str, Any]:
-    build, tiny, examples = MODELS[name]
-    arguments = tiny if options.smoke else {}
-    theirs = build(**arguments)
-    theirs.compile(optimizer="adam", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    with plan.scope():
-        ours = build(**arguments)
-    tfopt.compile(ours, plan, loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    models = {"keras": theirs, "tfopt": ours}
-    chosen = {
-        "keras": {
-            "precision": "float32",
-            "tensor_float_32": tf.config.experimental.tensor_float_32_execution_enabled(),
-        },
-        "tfopt": {"precision": plan.precision, "tensor_float_32": plan.tensor_float_32},
-    }
-    batch = examples(theirs, options.batch_size)
-    data = tf.data.Dataset.from_tensors(batch).repeat(options.steps).prefetch(2)
-    monitors = {side: tfopt.GpuMonitor(interval_s=0.1) for side in models}
+def config(options: Options, **settings: Any) -> tfopt.TrainingConfig:
+    return tfopt.TrainingConfig(global_batch_size=options.batch_size, strategy="none", **settings)
 
-    def turn(side: str, monitored: bool = True) -> Timer:
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """A compiled model, and what it computes with."""
+
+    model: keras.Model
+    precision: str
+    monitor: tfopt.GpuMonitor
+    """The monitor of its timed turns."""
+
+    def turn(self, data: tf.data.Dataset, monitored: bool = True) -> Timer:
         timer = Timer()
-        callbacks = [timer, monitors[side]] if monitored else [timer]
-        models[side].fit(data, epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
+        callbacks = [timer, self.monitor] if monitored else [timer]
+        self.model.fit(data, epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
         return timer
 
-    first = {side: turn(side, monitored=False) for side in models}
-    rounds = in_turns([partial(turn, side) for side in models], options.rounds)
+
+def side(name: str, build: Callable[[], keras.Model], hardware: Hardware, options: Options) -> Side:
+    if name == "keras":
+        settings = {"precision": "float32"}
+    elif name == "keras_half":
+        settings = {"precision": "mixed_bfloat16"}
+    else:
+        settings = {"jit_compile": False} if name == "tfopt_plain" else {}
+    plan = tfopt.plan(config(options, **settings), hardware)
+    with plan.scope():
+        model = build()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    if name.startswith("keras"):
+        model.compile(optimizer="adam", loss=loss)
+    else:
+        tfopt.compile(model, plan, loss=loss)
+    return Side(model=model, precision=plan.precision, monitor=tfopt.GpuMonitor(interval_s=0.1))
+
+
+def measure(name: str, hardware: Hardware, options: Options) -> dict[str, Any]:
+    build, tiny, examples = MODELS[name]
+    build = partial(build, **(tiny if options.smoke else {}))
+    sides = {each: side(each, build, hardware, options) for each in options.sides}
+    batch = examples(sides["tfopt"].model, options.batch_size)
+    data = tf.data.Dataset.from_tensors(batch).repeat(options.steps).prefetch(2)
+    first, memory = {}, {}
+    for each, of_side in sides.items():
+        before = memory_now(hardware)
+        first[each] = of_side.turn(data, monitored=False)
+        memory[each] = memory_now(hardware, above=before)
+    rounds = in_turns([partial(each.turn, data) for each in sides.values()], options.rounds)
     seconds = {
-        side: [timer.seconds / options.steps for timer in timers] for side, timers in zip(models, rounds, strict=True)
+        each: [timer.seconds / options.steps for timer in timers] for each, timers in zip(sides, rounds, strict=True)
     }
-    flops = tfopt.count_flops(theirs).flops
-    per_round = np.divide(seconds["keras"], seconds["tfopt"])
-    lower, ratio, upper = np.percentile(per_round, [25, 50, 75])
-    result: dict[str, Any] = {
-        "forward_gflop_per_example": round(flops / 1e9, 3),
-        "keras_over_tfopt": round(float(ratio), 3),
-        "quartiles": [round(float(lower), 3), round(float(upper), 3)],
-    }
-    for side in models:
-        step = float(np.median(seconds[side]))
+    flops = tfopt.count_flops(sides["tfopt"].model).flops
+    result: dict[str, Any] = {"forward_gflop_per_example": round(flops / 1e9, 3)}
+    tensor_float_32 = tf.config.experimental.tensor_float_32_execution_enabled()
+    for each, of_side in sides.items():
+        step = float(np.median(seconds[each]))
         rate = options.batch_size / step
-        dtype, peak = matrix_peak(hardware, **chosen[side])
-        result[side] = {
-            **chosen[side],
-            "jit_compile": models[side].jit_compile,
-            "steps_per_execution": models[side].steps_per_execution,
+        dtype, peak = matrix_peak(hardware, precision=of_side.precision, tensor_float_32=tensor_float_32)
+        lower, ratio, upper = np.percentile(np.divide(seconds[each], seconds["tfopt"]), [25, 50, 75])
+        estimate = tfopt.training_memory(of_side.model, options.batch_size)
+        result[each] = {
+            "precision": of_side.precision,
+            "tensor_float_32": tensor_float_32,
+            "jit_compile": of_side.model.jit_compile,
+            "steps_per_execution": of_side.model.steps_per_execution,
             "examples_per_second": round(rate, 1),
             "step_time_ms": round(step * 1e3, 3),
+            "time_over_tfopt": round(float(ratio), 3),
+            "quartiles": [round(float(lower), 3), round(float(upper), 3)],
             # The time of the very first epoch minus its steps: tracing, compilation, set-up.
-            "startup_s": round(first[side].first_epoch_seconds - step * options.steps, 1),
+            "startup_s": round(first[each].first_epoch_seconds - step * options.steps, 1),
             "mfu": None if peak is None else round(3 * flops * rate / (peak * 1e12), 4),
             "mfu_peak": "unavailable (no peak is known for this device)"
             if peak is None
             else f"{peak} TFLOP/s, {dtype}",
-            **utilization(monitors[side]),
+            "step_memory_bytes": memory[each],
+            "step_memory_estimate_bytes": estimate.activation_bytes + estimate.gradient_bytes,
+            **utilization(of_side.monitor),
         }
-    ledger = tfopt.ledger(ours)
+    ledger = tfopt.ledger(sides["tfopt"].model)
     result["tfopt"] |= {
         "trace_s": round(ledger.trace_seconds, 2),
         "compile_s": round(ledger.compile_seconds, 2),
@@ -152,6 +193,17 @@ def measure(name: str, plan: tfopt.Plan, hardware: Hardware, options: Options) -
     }
     keras.backend.clear_session()
     return result
+
+
+def memory_now(hardware: Hardware, above: int | None = None) -> int | None:
+    """Returns the bytes that TensorFlow holds on the GPU, and counts its peak anew; or that peak above some bytes."""
+    if not hardware.gpus:
+        return None
+    info = tf.config.experimental.get_memory_info("GPU:0")
+    if above is not None:
+        return int(info["peak"]) - above
+    tf.config.experimental.reset_memory_stats("GPU:0")
+    return int(info["current"])
 
 
 def matrix_peak(hardware: Hardware, *, precision: str, tensor_float_32: bool) -> tuple[str, float | None]:
@@ -180,6 +232,15 @@ def resnet50(size: int = 224) -> keras.Model:
     return keras.Model(images, tfopt.models.resnet50((size, size, 3), CLASSES)(scaled), name="resnet50")
 
 
+def convnext_tiny(size: int = 224) -> keras.Model:
+    """ConvNeXt-tiny as keras.applications builds it, on images of uint8."""
+    images = keras.Input((size, size, 3), dtype="uint8", name="image")
+    network = keras.applications.ConvNeXtTiny(
+        weights=None, input_shape=(size, size, 3), classes=CLASSES, classifier_activation=None
+    )
+    return keras.Model(images, network(images), name="convnext_tiny")
+
+
 def bert(length: int = 128, **arguments: int) -> keras.Model:
     """The encoder of BERT-base on sentences of one length: no token fills short ones."""
     return tfopt.models.text_encoder((length,), CLASSES, max_length=length, pad_token=None, **arguments)
@@ -201,6 +262,7 @@ def sentences(model: keras.Model, count: int) -> tuple[np.ndarray, np.ndarray]:
 # Each model with its arguments for a tiny version, and its data.
 MODELS: dict[str, tuple[Callable[..., keras.Model], dict[str, int], Callable[..., tuple[np.ndarray, np.ndarray]]]] = {
     "resnet50": (resnet50, {"size": 32}, images),
+    "convnext_tiny": (convnext_tiny, {"size": 32}, images),
     "bert_base": (bert, {"length": 8, "depth": 2, "width": 32, "heads": 4, "units": 128, "vocabulary": 50}, sentences),
 }
 

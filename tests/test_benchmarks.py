@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import gpu_profile
+import gpu_serving
 import gpu_training
 import input_pipeline
 import int8_models
@@ -65,13 +66,25 @@ def test_kernels_are_added_up_by_kind_also_under_the_names_of_onednn():
 
 
 @pytest.mark.slow
-def test_the_rehearsal_of_the_gpu_training_trains_both_sides_and_writes_what_it_returns(tmp_path):
+def test_the_rehearsal_of_the_gpu_training_trains_all_sides_and_writes_what_it_returns(tmp_path):
     results = gpu_training.main(gpu_training.Options(smoke=True, models=("bert_base",), out=tmp_path))
     assert set(results["models"]) == {"bert_base"}
-    assert results["models"]["bert_base"]["keras"]["examples_per_second"] > 0
-    assert results["models"]["bert_base"]["tfopt"]["examples_per_second"] > 0
+    for side in gpu_training.Options().sides:
+        assert results["models"]["bert_base"][side]["examples_per_second"] > 0
     (written,) = tmp_path.iterdir()
     assert json.loads(written.read_text())["models"] == results["models"]
+
+
+@pytest.mark.slow
+def test_the_rehearsal_of_serving_on_a_gpu_runs_every_artifact(tmp_path):
+    results = gpu_serving.main(gpu_serving.Options(smoke=True, out=tmp_path))
+    tiny = results["models"]["tiny"]
+    assert not tiny["failed"]
+    assert tiny["artifacts"].keys() > {"keras", *gpu_serving.ARTIFACTS}
+    for artifact in tiny["artifacts"].values():
+        assert artifact["ms"][1] > 0
+        assert artifact["against_keras"]["relative_error"] < 0.05
+    assert "_FusedQuantizedConv2D" in tiny["artifacts"]["int8"]["on_host"]
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tfopt.data import EpochCounter, pipeline
 
@@ -14,6 +15,7 @@ def test_batches_lie_on_the_gpu_in_the_same_order():
     counter = EpochCounter()
     counter.assign(1, at_once=True)
     here = list(pipeline(NUMBERS, batch_size=8, epoch=counter))
+    assert tf.config.list_logical_devices("GPU")  # a rehearsal without one ends here
     there = list(pipeline(NUMBERS, batch_size=8, epoch=counter, device="GPU:0"))
     assert all("GPU:0" in x.device for x, _ in there)
     for (x, y), (other_x, other_y) in zip(here, there, strict=True):
