@@ -69,6 +69,8 @@ class Options:
     """Steps per epoch."""
     rounds: int = 5
     """Number of timed turns of each side."""
+    xla: bool = True
+    """Whether sides may use XLA. Without it, results are those of plain TensorFlow."""
     smoke: bool = False
     """Run two steps of tiny models on any device, and write no results unless --out is given."""
     out: Path = RESULTS
@@ -105,6 +107,7 @@ def main(options: Options) -> dict[str, Any]:
 
 
 def config(options: Options, **settings: Any) -> tfopt.TrainingConfig:
+    settings |= {} if options.xla else {"jit_compile": False}
     return tfopt.TrainingConfig(global_batch_size=options.batch_size, strategy="none", **settings)
 
 
@@ -136,7 +139,7 @@ def side(name: str, build: Callable[[], keras.Model], hardware: Hardware, option
         model = build()
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     if name.startswith("keras"):
-        model.compile(optimizer="adam", loss=loss)
+        model.compile(optimizer="adam", loss=loss, jit_compile="auto" if options.xla else False)
     else:
         tfopt.compile(model, plan, loss=loss)
     return Side(model=model, precision=plan.precision, monitor=tfopt.GpuMonitor(interval_s=0.1))
