@@ -12,8 +12,8 @@ All sides train the same model in one process, in turns:
 
 The batch is always the same, so the benchmark measures the training step and not the reading of data. Images are copied
 to the GPU as uint8. A turn is timed from the end of its first epoch to the end of its second. The memory is the peak
-that TensorFlow counts in a side's first turn, above what it held before, beside the estimate of tfopt.training_memory,
-which knows nothing of XLA; the model and its optimizer's variables count in neither.
+that TensorFlow counts in a side's first turn, above what it held before: the model is not in it, the variables of the
+optimizer and the batch are.
 
 MFU (model FLOPs utilization) is the share of the GPU's peak that the model's own arithmetic used:
 
@@ -156,6 +156,7 @@ def measure(name: str, hardware: Hardware, options: Options) -> dict[str, Any]:
         before = memory_now(hardware)
         first[each] = of_side.turn(data, monitored=False)
         memory[each] = memory_now(hardware, above=before)
+        print(f"{name}, {each}: first epoch {first[each].first_epoch_seconds:.1f} s", file=sys.stderr, flush=True)
     rounds = in_turns([partial(each.turn, data) for each in sides.values()], options.rounds)
     seconds = {
         each: [timer.seconds / options.steps for timer in timers] for each, timers in zip(sides, rounds, strict=True)
@@ -168,7 +169,6 @@ def measure(name: str, hardware: Hardware, options: Options) -> dict[str, Any]:
         rate = options.batch_size / step
         dtype, peak = matrix_peak(hardware, precision=of_side.precision, tensor_float_32=tensor_float_32)
         lower, ratio, upper = np.percentile(np.divide(seconds[each], seconds["tfopt"]), [25, 50, 75])
-        estimate = tfopt.training_memory(of_side.model, options.batch_size)
         result[each] = {
             "precision": of_side.precision,
             "tensor_float_32": tensor_float_32,
@@ -185,7 +185,6 @@ def measure(name: str, hardware: Hardware, options: Options) -> dict[str, Any]:
             if peak is None
             else f"{peak} TFLOP/s, {dtype}",
             "step_memory_bytes": memory[each],
-            "step_memory_estimate_bytes": estimate.activation_bytes + estimate.gradient_bytes,
             **utilization(of_side.monitor),
         }
     ledger = tfopt.ledger(sides["tfopt"].model)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import gpu_profile
 import gpu_serving
+import gpu_startup
 import gpu_training
 import input_pipeline
 import int8_models
@@ -73,6 +74,17 @@ def test_the_rehearsal_of_the_gpu_training_trains_all_sides_and_writes_what_it_r
         assert results["models"]["bert_base"][side]["examples_per_second"] > 0
     (written,) = tmp_path.iterdir()
     assert json.loads(written.read_text())["models"] == results["models"]
+
+
+@pytest.mark.slow
+def test_the_rehearsal_of_the_start_on_a_gpu_times_it_and_ends_what_takes_too_long(tmp_path):
+    settings = ("plain", "cached")
+    options = gpu_startup.Options(smoke=True, networks=("dense",), settings=settings, jobs=2, out=tmp_path)
+    found = gpu_startup.main(options)["networks"]["dense"]
+    assert all(found[each]["first_s"] > 0 and found[each]["step_ms"] > 0 for each in settings)
+    assert gpu_startup.fresh_process("dense", "plain", "", limit_s=0.1) == {"ended": "after 0.1 s"}
+    (written,) = tmp_path.iterdir()
+    assert json.loads(written.read_text())["networks"]["dense"] == found
 
 
 @pytest.mark.slow

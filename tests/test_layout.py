@@ -2,6 +2,7 @@
 
 import ast
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,3 +31,10 @@ def test_the_files_that_architecture_names_exist():
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
     for name, file in re.findall(r"`([A-Z_]+)` in `([\w/.]+)`", text):
         assert re.search(rf"^{name}\b.* = ", (ROOT / file).read_text(), re.MULTILINE), (name, file)
+
+
+def test_no_script_hides_a_package_of_python():
+    # A script's folder comes first on its path. Python 3.14 has "compression", which jax imports where it can.
+    scripts = {path.stem for folder in ("benchmarks", "recipes") for path in (ROOT / folder).glob("*")}
+    assert "gpu_training" in scripts
+    assert scripts & (sys.stdlib_module_names | {"compression", "annotationlib"}) == set()

@@ -1,6 +1,7 @@
 """The list of layers that XLA cannot compile is right: layers on the list, and others, are compiled here."""
 
 import signal
+import threading
 
 import keras
 import numpy as np
@@ -8,6 +9,9 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+import tfopt
+from tfopt.errors import TfoptWarning
+from tfopt.training import xla
 from tfopt.training.xla import compilation_cause, compilation_failed, xla_blockers
 
 RNG = np.random.default_rng(0)
@@ -105,6 +109,25 @@ class Own(keras.Layer):
         return self.inner(inputs)
 
 
+def test_a_compilation_that_takes_long_is_told_while_it_lasts(monkeypatch):
+    monkeypatch.setattr(xla, "LONG_S", 0.01)
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(8, "gelu"), layers.Dense(1)])
+    tfopt.compile(model, tfopt.plan(tfopt.TrainingConfig(strategy="none", jit_compile=True)), loss="mse")
+    with pytest.warns(TfoptWarning, match=r"compiled the training step for 0\.01 s.*jit_compile=False") as told:
+        model.fit(VECTORS, np.zeros((4, 1)), verbose=0, epochs=3)
+    assert len(told) == 1
+
+
+def test_a_compilation_that_is_quick_is_not_told(recwarn):
+    with xla.tells_of_a_long_compilation():
+        begun = [each for each in threading.enumerate() if isinstance(each, threading.Timer)]
+    for each in begun:
+        each.join(timeout=5)
+        assert not each.is_alive()
+    assert begun
+    assert not [each for each in recwarn if each.category is TfoptWarning]
+
+
 def test_the_cause_names_a_layer_within_a_layer():
     model, error = compile_a_step(Own(name="own"), VECTORS)
     assert xla_blockers(model) == []
@@ -196,6 +219,9 @@ def test_op_determinism_is_a_blocker_and_does_fail(fresh_python):
     # It cannot be switched off again, so it is switched on in a process of its own.
     script = """
 import keras, numpy as np, tensorflow as tf
+import tfopt
+from tfopt.errors import TfoptWarning
+from tfopt.training import xla
 from tfopt.training.xla import compilation_cause, compilation_failed, xla_blockers
 model = keras.Sequential([keras.Input((8, 8, 3)), keras.layers.Conv2D(2, 3), keras.layers.MaxPooling2D(name="pool"),
                           keras.layers.Flatten(), keras.layers.Dense(1)])

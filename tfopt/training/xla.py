@@ -9,7 +9,9 @@ has compiled something else before.
 
 from __future__ import annotations
 
+import contextlib
 import re
+import threading
 from collections.abc import Iterator
 
 import keras
@@ -18,6 +20,7 @@ from keras import layers
 
 from tfopt.compat.layers import direct_layers
 from tfopt.compat.tensorflow import is_op_determinism_enabled
+from tfopt.errors import warn
 from tfopt.report import Skip
 
 # Keras accepts these layers and XLA refuses them. The tests compile each of them.
@@ -35,6 +38,33 @@ _CONVERSION_FAILED = "tf2xla conversion failed"
 _NOISE = ("Graph execution error", "Detected at node", "<stack traces", "Stack trace", "File ", "[[")
 # TensorFlow's messages for a step that is wrong with or without XLA. A shape with "<=" exists only under XLA.
 _ORDINARY = re.compile(r"(Incompatible shapes|Matrix size-incompatible): (?!.*<=)")
+
+LONG_S = 60.0  # a first step of XLA that takes longer looks like one that hangs
+
+
+@contextlib.contextmanager
+def tells_of_a_long_compilation() -> Iterator[None]:
+    """Warns while the first step under XLA takes longer than a minute: nothing else shows that it is compiled.
+
+    Example:
+        >>> with tells_of_a_long_compilation():
+        ...     pass  # the first step
+    """
+    told = threading.Timer(
+        LONG_S,
+        warn,
+        [
+            f"XLA has compiled the training step for {LONG_S:g} s. It need not hang: on a GPU, XLA first times every "
+            "kernel that cuDNN has for each convolution, and some of these are compiled too. Wait, or stop it and "
+            "train with jit_compile=False."
+        ],
+    )
+    told.daemon = True
+    told.start()
+    try:
+        yield
+    finally:
+        told.cancel()
 
 
 def xla_blockers(model: keras.Model) -> list[Skip]:

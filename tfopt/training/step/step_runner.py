@@ -14,6 +14,7 @@ import tensorflow as tf
 from tfopt.compat.tensorflow import spec_of_first_replica
 from tfopt.compat.trainer import built_under, element_spec
 from tfopt.training.step.ledger import Ledger
+from tfopt.training.xla import tells_of_a_long_compilation
 
 
 class StepRunner:
@@ -54,7 +55,8 @@ class StepRunner:
         """Runs up to `count` steps. The first of their batches is already taken from the iterator."""
         self.watch_from(batch)
         # With the iterator's signature, XLA compiles the first batch as it compiles all others.
-        logs = self._function(self._on_batch, input_signature=[iterator.element_spec])(batch)
+        with tells_of_a_long_compilation():
+            logs = self._function(self._on_batch, input_signature=[iterator.element_spec])(batch)
         if count == 1 or (while_finite and not loss_is_finite(logs)):
             return 1, logs
         done, logs = self.from_iterator(iterator, count - 1, while_finite=while_finite)

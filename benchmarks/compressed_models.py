@@ -1,6 +1,6 @@
 """Compresses the models of three recipes to a budget, against what shrinking, pruning or int8 alone reach.
 
-    python benchmarks/compression.py --recipes resnet_cifar
+    python benchmarks/compressed_models.py --recipes resnet_cifar
 
 Each recipe's model is trained, and exported by Keras' own `model.export`. The budget is half a point of the score, a
 tenth of that export's bytes and a quarter of its time at batch 8. `tfopt.compress` has ten minutes for it, and so has
