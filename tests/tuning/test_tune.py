@@ -26,7 +26,8 @@ RECIPE = tfopt.Recipe(
 
 
 @pytest.mark.slow
-def test_the_command_finds_settings_that_are_faster_and_that_a_run_takes(tmp_path, capsys):
+def test_the_command_finds_settings_that_are_faster_and_that_a_run_takes(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("TFOPT_CACHE_DIR", str(tmp_path / "cache"))
     file = tmp_path / "tiny.toml"
     file.write_text(RECIPE.to_toml())
     words = ["--window-s", "0.05", "--turns", "8", "--max-trials", "3", "--json", "--directory", str(tmp_path / "run")]
@@ -39,6 +40,8 @@ def test_the_command_finds_settings_that_are_faster_and_that_a_run_takes(tmp_pat
     assert {each.setting for each in report.contributions} == (
         set(report.changes) if len(report.changes) > 1 else set()
     )
+    assert report.kept == ""  # it changes what the recipe asks for
+    assert not (tmp_path / "cache").exists()
     (tmp_path / "fast.toml").write_text(report.to_toml())
     changed = tfopt.recipes.compose(file, tmp_path / "fast.toml")
     assert changed.training.steps_per_execution == report.changes["steps_per_execution"]

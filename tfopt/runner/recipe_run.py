@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from tfopt.atomic.directories import check_target, exclusive
 from tfopt.data import EpochCounter, Examples, decide
 from tfopt.exporting import verify_together
 from tfopt.recipe import Recipe
+from tfopt.recipe.measured import with_measured
 from tfopt.recipes import find_recipe
 from tfopt.report import Decision, Receipt, RunReport
 from tfopt.reporting.terminal import PlanTable
@@ -29,6 +30,7 @@ from tfopt.runner.work import VERIFIED_AT_ONCE, Work, begin, place_augmentation,
 from tfopt.terminal import PrintableConsole
 from tfopt.training import Plan, plan
 from tfopt.training.checkpointing.store import check_mode
+from tfopt.training.distributed.cluster import find_cluster
 
 
 def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | None = None) -> RunResult:
@@ -74,20 +76,33 @@ def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | 
         if own.checkpoint_dir is not None:  # an error is raised before any stage trains
             check_mode(own.checkpoint_dir, own.resume)
     console.print(f"[bold]{escape(settings.name)}[/bold]  {escape(settings.description)}\n")
+    reasons: dict[str, str] = {}
+    if find_cluster() is None:  # workers must train alike, and each machine may have measured something else
+        settings, reasons = with_measured(settings)
     decided = plan(settings)
+    decided = replace(decided, decisions=told(decided.decisions, reasons))
     if not decided.is_chief:  # this worker trains the same weights; the chief exports them
-        return _run(settings, decided, None, Console(quiet=True))
+        return _run(settings, decided, None, Console(quiet=True), reasons)
     with exclusive(export_dir) if export_dir is not None else contextlib.nullcontext():
-        return _run(settings, decided, export_dir, console)
+        return _run(settings, decided, export_dir, console, reasons)
+
+
+def told(decisions: Sequence[Decision], reasons: Mapping[str, str]) -> tuple[Decision, ...]:
+    """Returns decisions with other reasons for some settings."""
+    return tuple(replace(each, reason=reasons.get(each.setting, each.reason)) for each in decisions)
 
 
 def _begin(
-    settings: Recipe, decided: Plan, console: Console, teacher: Work | None = None
+    settings: Recipe,
+    decided: Plan,
+    console: Console,
+    teacher: Work | None = None,
+    reasons: Mapping[str, str] | None = None,
 ) -> tuple[Work, tuple[Decision, ...]]:
     """Returns a run before its first stage, and all decisions. The seed decides the first weights of its model."""
     examples = settings.data.load()
     augmentation, places = place_augmentation(settings, examples, decided)
-    decisions = (*decided.decisions, *decide(examples, settings.data), *places)
+    decisions = told((*decided.decisions, *decide(examples, settings.data), *places), reasons or {})
     console.print(PlanTable(decisions))
     for note in examples.notes:
         print_line(note, console)
@@ -107,10 +122,12 @@ def _begin_teacher(settings: Recipe, decided: Plan, console: Console) -> Work | 
     return _begin(recipe, own, console)[0]
 
 
-def _run(settings: Recipe, decided: Plan, export_dir: Path | None, console: Console) -> RunResult:
+def _run(
+    settings: Recipe, decided: Plan, export_dir: Path | None, console: Console, reasons: Mapping[str, str]
+) -> RunResult:
     with _generators_restored():
         teacher = _begin_teacher(settings, decided, console)
-        work, decisions = _begin(settings, decided, console, teacher)
+        work, decisions = _begin(settings, decided, console, teacher, reasons)
         baseline = None
         try:
             ran = stages(settings)

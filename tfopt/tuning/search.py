@@ -26,11 +26,12 @@ from tfopt.atomic.files import write_text
 from tfopt.atomic.own_files import check_replaceable, json_in, json_with, write_own
 from tfopt.atomic.scratch import scratch_directory
 from tfopt.data.arguments import optional_package
-from tfopt.errors import ConfigError, TrainingError
+from tfopt.errors import ConfigError, TfoptError, TrainingError, warn
 from tfopt.hardware import detect
 from tfopt.recipe import Recipe
+from tfopt.recipe.measured import forget, keep
 from tfopt.settings.validation import check_type
-from tfopt.timing import Estimate
+from tfopt.timing import Estimate, in_words
 from tfopt.training import TrainingConfig
 from tfopt.tuning.comparison import LOSS_STEPS
 from tfopt.tuning.config import TuneConfig
@@ -40,7 +41,7 @@ from tfopt.tuning.script import command
 from tfopt.tuning.sides import Sides
 from tfopt.tuning.space import space_of, tables_of
 from tfopt.tuning.trial import STEP
-from tfopt.tuning.tune_report import Contribution, TuneReport, TuneTrial, in_words
+from tfopt.tuning.tune_report import Contribution, TuneReport, TuneTrial
 from tfopt.tuning.workload import RECIPE, Workload, of_script, workload_of
 
 MARK, REPORT = "tuning.json", "tune.json"
@@ -185,9 +186,8 @@ class _Search:
         self.workload, self.config, self.folder = workload, config, folder
         self.start, self.on_step = start, on_step
         self.sides = Sides(workload, config, folder)
-        self.training = None
-        if workload.kind != "script":
-            self.training = Recipe.from_toml(folder / RECIPE, allow_code=True).training
+        self.recipe = None if workload.kind == "script" else Recipe.from_toml(folder / RECIPE, allow_code=True)
+        self.training = None if self.recipe is None else self.recipe.training
 
     @property
     def left_s(self) -> float:
@@ -221,8 +221,21 @@ class _Search:
             command=command(changes, self.workload.name, self.workload.words) if self.training is None else "",
             unconfirmed=unconfirmed,
         )
+        if self.workload.kind == "recipe":
+            report = dataclasses.replace(report, kept=self._kept(report))
         write_own(self.folder / REPORT, report.to_json(), TuneReport.is_own)
         return report
+
+    def _kept(self, report: TuneReport) -> str:
+        """Keeps the result for later runs of the recipe. Returns the file; empty if nothing is kept."""
+        assert self.recipe is not None
+        try:
+            if report.speedup is not None:
+                return str(keep(self.recipe, report.settings, report.speedup) or "")
+            forget(self.recipe)
+        except TfoptError as error:  # the result of minutes is not lost for it
+            warn(f"The result is not kept for later runs. {error}")
+        return ""
 
     def _look(self) -> tuple[Facts, float, float]:
         """Trains the start alone. Returns its facts, its speed, and the seconds that it took.

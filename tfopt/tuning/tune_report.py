@@ -12,7 +12,7 @@ from tfopt.report import Record
 from tfopt.report.formatting import grouped
 from tfopt.report.record import record_of
 from tfopt.report.sheet import Sheet, Shown, Table
-from tfopt.timing import Estimate
+from tfopt.timing import Estimate, in_words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +91,7 @@ class TuneReport(Record, Shown):
         seconds: How long it took.
         command: The command that runs a script with the settings; empty for others.
         unconfirmed: What the last comparison saw of the best settings, if it did not confirm them.
+        kept: The file that keeps the settings for later runs of a recipe on this machine; empty if none does.
     """
 
     name: str
@@ -106,6 +107,7 @@ class TuneReport(Record, Shown):
     seconds: float
     command: str = ""
     unconfirmed: str = ""
+    kept: str = ""
 
     def to_toml(self) -> str:
         """Returns the settings as TOML that can be laid over a recipe: `tfopt run NAME FILE.toml`."""
@@ -138,6 +140,8 @@ class TuneReport(Record, Shown):
             rows.append(("apply", f"tfopt.compile(model, tfopt.plan(TrainingConfig({words})), ...)"))
         if self.command:
             rows.append(("command", self.command))
+        if self.kept:
+            rows.append(("kept", f"{self.kept}, which later runs of this recipe here use"))
         left = [(name, reason) for name, reason in self.left_out.items()]
         return Sheet(
             title=f"speed settings of {self.name}",
@@ -172,13 +176,3 @@ class TuneReport(Record, Shown):
             for each in self.trials
         ]
         return Table(head=("trial", "of the start", "") if rows else (), rows=rows, folded="")
-
-
-def in_words(ratio: Estimate) -> str:
-    """Returns a ratio with its interval.
-
-    Example:
-        >>> in_words(Estimate(median=1.2, least=1.1, most=1.25))
-        '1.20x (1.10 to 1.25)'
-    """
-    return f"{ratio.median:.2f}x ({ratio.least:.2f} to {ratio.most:.2f})"
