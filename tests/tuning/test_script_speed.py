@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import tfopt
 from tfopt import ConfigError, TrainingError, TuneConfig, TuneReport
 from tfopt.cli import main
 from tfopt.hardware import Gpu, Hardware
@@ -14,7 +15,7 @@ from tfopt.trials.process import call_apart
 from tfopt.tuning.comparison import Side
 from tfopt.tuning.facts import Facts
 from tfopt.tuning.first_fit import Fit, facts_of_fit, training_of
-from tfopt.tuning.script import command, compare
+from tfopt.tuning.script import command, compare, lines
 from tfopt.tuning.search import tune_script
 from tfopt.tuning.sides import OF_SCRIPT
 from tfopt.tuning.space import space_of
@@ -66,6 +67,23 @@ def facts(model, **given):
     )
     training, examples = training_of(fit, rebatches=False)
     return facts_of_fit(fit, training, examples)
+
+
+def test_the_lines_to_change_train_as_the_settings_say(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["train.py", "1"])
+    (line,) = lines({"step": "tfopt", "steps_per_execution": 50}, "train.py:9")
+    call = line.removeprefix("train.py:9, in place of model.compile(...): ").removesuffix("...)")
+    old = 'model.compile("adam", keras.losses'
+    assert ARRAYS.splitlines()[9 - 1].startswith(old)
+    ran = {}
+    exec(
+        ARRAYS.replace(old, f"{call}optimizer='adam', loss=keras.losses").replace("import sys", "import sys, tfopt"),
+        ran,
+    )
+    assert ran["model"].steps_per_execution == 50
+    assert tfopt.ledger(ran["model"]).step_time_ms > 0
+    assert lines({}, "train.py:9") == ()
 
 
 def test_only_what_accelerate_sets_and_has_a_choice_is_searched():

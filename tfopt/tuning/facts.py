@@ -27,6 +27,7 @@ class Facts(Record):
         examples: Number of training examples; None if it is unknown.
         steps: Number of steps of an epoch; None if it is unknown.
         at_once: Number of steps that Keras' own function always makes, one after the other; 1 with tfopt's.
+        compiled_at: The line of a script that compiles the model.
     """
 
     values: Mapping[str, Any]
@@ -35,6 +36,7 @@ class Facts(Record):
     examples: int | None = None
     steps: int | None = None
     at_once: int = 1
+    compiled_at: str = ""
 
 
 def facts_of(plan: Plan, model: keras.Model, examples: Examples, *, keras_step: bool = False) -> Facts:

@@ -71,7 +71,14 @@ def facts_of_fit(fit: Fit, training: Training, examples: int | None) -> Facts:
         fixed |= dict.fromkeys(values, f"{found.name}: {found.reason}")
     trained = examples and math.floor(examples * (1 - (fit.given.get("validation_split") or 0)))
     steps = fit.given.get("steps_per_epoch") or (trained and math.ceil(trained / training.batch))
-    return Facts(values=values, fixed=fixed, replicas=training.replicas, examples=examples, steps=steps)
+    return Facts(
+        values=values,
+        fixed=fixed,
+        replicas=training.replicas,
+        examples=examples,
+        steps=steps,
+        compiled_at=fit.compiled_at,
+    )
 
 
 def training_of(fit: Fit, *, rebatches: bool) -> tuple[Training, int | None]:

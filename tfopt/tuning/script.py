@@ -110,6 +110,31 @@ def command(settings: Mapping[str, Any], script: str, words: Sequence[str]) -> s
     return shlex.join(["tfopt", "accelerate", *flags, script, *words])
 
 
+def lines(settings: Mapping[str, Any], compiled_at: str) -> tuple[str, ...]:
+    """Returns what to change in a script, so that it trains with some settings without `tfopt accelerate`.
+
+    Example:
+        >>> for line in lines({"step": "tfopt", "precision": "mixed_bfloat16", "jit_compile": False}, "train.py:9"):
+        ...     print(line)
+        before the model is built: keras.config.set_dtype_policy('mixed_bfloat16'); its last layer takes dtype='float32'
+        train.py:9, in place of model.compile(...): tfopt.compile(model, \
+tfopt.plan(tfopt.TrainingConfig(strategy='none', precision='mixed_bfloat16', jit_compile=False)), ...)
+    """
+    if not settings:
+        return ()
+    found, precision = [], settings.get("precision", "float32")
+    if precision != "float32":
+        found.append(
+            f"before the model is built: keras.config.set_dtype_policy({precision!r}); its last layer takes "
+            "dtype='float32'"
+        )
+    of_plan = {"strategy": "none", "precision": precision, **settings}
+    words = ", ".join(f"{name}={value!r}" for name, value in of_plan.items() if name != "step")
+    plan = f"tfopt.plan(tfopt.TrainingConfig({words}))"
+    found.append(f"{compiled_at}, in place of model.compile(...): tfopt.compile(model, {plan}, ...)")
+    return tuple(found)
+
+
 def _at_first_fit(
     workload: Mapping[str, Any], measure: Callable[[Fit], dict[str, Any]], hook: AccelerateHook | None = None
 ) -> dict[str, Any]:

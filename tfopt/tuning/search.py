@@ -37,7 +37,7 @@ from tfopt.tuning.comparison import LOSS_STEPS
 from tfopt.tuning.config import TuneConfig
 from tfopt.tuning.exploration import Exploration, trial_name
 from tfopt.tuning.facts import Facts
-from tfopt.tuning.script import command
+from tfopt.tuning.script import command, lines
 from tfopt.tuning.sides import Sides
 from tfopt.tuning.space import space_of, tables_of
 from tfopt.tuning.trial import STEP
@@ -219,6 +219,7 @@ class _Search:
             ended_by=ended,
             seconds=time.monotonic() - self.start,
             command=command(changes, self.workload.name, self.workload.words) if self.training is None else "",
+            lines=lines(changes, self.facts.compiled_at) if self.training is None else (),
             unconfirmed=unconfirmed,
         )
         if self.workload.kind == "recipe":

@@ -90,6 +90,7 @@ class TuneReport(Record, Shown):
         ended_by: Why the search ended.
         seconds: How long it took.
         command: The command that runs a script with the settings; empty for others.
+        lines: What to change in a script instead, so that it trains with them itself.
         unconfirmed: What the last comparison saw of the best settings, if it did not confirm them.
         kept: The file that keeps the settings for later runs of a recipe on this machine; empty if none does.
     """
@@ -106,6 +107,7 @@ class TuneReport(Record, Shown):
     ended_by: str
     seconds: float
     command: str = ""
+    lines: tuple[str, ...] = ()
     unconfirmed: str = ""
     kept: str = ""
 
@@ -140,6 +142,7 @@ class TuneReport(Record, Shown):
             rows.append(("apply", f"tfopt.compile(model, tfopt.plan(TrainingConfig({words})), ...)"))
         if self.command:
             rows.append(("command", self.command))
+        rows += [("or change", line) for line in self.lines]
         if self.kept:
             rows.append(("kept", f"{self.kept}, which later runs of this recipe here use"))
         left = [(name, reason) for name, reason in self.left_out.items()]
