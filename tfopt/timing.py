@@ -52,11 +52,11 @@ def estimate(values: Sequence[float], confidence: float = 0.95) -> Estimate:
     )
 
 
-def in_words(ratio: Estimate) -> str:
+def shown_ratio(ratio: Estimate) -> str:
     """Returns a ratio with its interval.
 
     Example:
-        >>> in_words(Estimate(median=1.2, least=1.1, most=1.25))
+        >>> shown_ratio(Estimate(median=1.2, least=1.1, most=1.25))
         '1.20x (1.10 to 1.25)'
     """
     return f"{ratio.median:.2f}x ({ratio.least:.2f} to {ratio.most:.2f})"

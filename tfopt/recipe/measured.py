@@ -27,7 +27,7 @@ from tfopt.recipe.recipe import Recipe
 from tfopt.recipe.tables import flat, plain_settings
 from tfopt.report import Record
 from tfopt.report.record import record_of
-from tfopt.timing import Estimate, in_words
+from tfopt.timing import Estimate, shown_ratio
 
 VARIABLE = "TFOPT_CACHE_DIR"
 # Settings of a training that change neither a step nor what was asked of it.
@@ -110,7 +110,9 @@ def with_measured(recipe: Recipe) -> tuple[Recipe, dict[str, str]]:
     except (ConfigError, OSError) as error:
         warn(f"Settings that were measured for this recipe cannot be read, so it runs without them: {error}")
         return recipe, {}
-    reason = f"tfopt tune measured {in_words(found.speedup)} here on {found.made}, all such settings together ({file})"
+    reason = (
+        f"tfopt tune measured {shown_ratio(found.speedup)} here on {found.made}, all such settings together ({file})"
+    )
     return changed, {path.removeprefix("training.").removeprefix("data."): reason for path, _ in flat(found.settings)}
 
 

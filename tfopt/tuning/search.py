@@ -31,7 +31,7 @@ from tfopt.hardware import detect
 from tfopt.recipe import Recipe
 from tfopt.recipe.measured import forget, keep
 from tfopt.settings.validation import check_type
-from tfopt.timing import Estimate, in_words
+from tfopt.timing import Estimate, shown_ratio
 from tfopt.training import TrainingConfig
 from tfopt.tuning.comparison import LOSS_STEPS
 from tfopt.tuning.config import TuneConfig
@@ -333,7 +333,7 @@ class _Search:
         )
         if found.speedup is None:
             return None, found.reason
-        return (found.speedup, "") if found.speedup.least > 1 else (None, f"{in_words(found.speedup)} of the start")
+        return (found.speedup, "") if found.speedup.least > 1 else (None, f"{shown_ratio(found.speedup)} of the start")
 
     def _tolerance(self, changes: Mapping[str, Any]) -> float | None:
         """Returns how far the losses may be apart. Those of different batches say nothing."""

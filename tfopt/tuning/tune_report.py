@@ -12,7 +12,7 @@ from tfopt.report import Record
 from tfopt.report.formatting import grouped
 from tfopt.report.record import record_of
 from tfopt.report.sheet import Sheet, Shown, Table
-from tfopt.timing import Estimate, in_words
+from tfopt.timing import Estimate, shown_ratio
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,7 +131,7 @@ class TuneReport(Record, Shown):
         elif self.unconfirmed:
             result = f"the start stays: the best settings were not confirmed ({self.unconfirmed})"
         if self.speedup is not None:
-            result = f"{in_words(self.speedup)} of the start"
+            result = f"{shown_ratio(self.speedup)} of the start"
         rows = [
             ("start", f"{grouped(self.examples_per_s)} examples/s"),
             ("result", result),
@@ -162,7 +162,7 @@ class TuneReport(Record, Shown):
                 each.setting,
                 str(each.value),
                 str(each.start),
-                f"unavailable ({each.reason})" if each.speedup is None else in_words(each.speedup),
+                f"unavailable ({each.reason})" if each.speedup is None else shown_ratio(each.speedup),
                 "" if each.kept else "dropped",
             )
             for each in self.contributions
@@ -173,7 +173,7 @@ class TuneReport(Record, Shown):
         rows = [
             (
                 " ".join(f"{name}={value}" for name, value in each.changes.items()),
-                "" if each.speedup is None else in_words(each.speedup),
+                "" if each.speedup is None else shown_ratio(each.speedup),
                 each.state if not each.reason else f"{each.state}: {each.reason}",
             )
             for each in self.trials

@@ -213,6 +213,8 @@ def test_servers_are_told_what_was_measured_on_this_machine(models, artifact, tm
     write_tuned(onnx, read_manifest(onnx), settings(format="onnx", batch_size=16, calls=1, threads=4))
     publish(onnx, tmp_path / "repository")
     config = (tmp_path / "repository" / "onnx" / "config.pbtxt").read_text().splitlines()
+    warm = next(line for line in config if line.startswith("model_warmup") and "batch_size: 16" in line)
+    assert "dims: [ 16" not in warm  # Triton adds the batch itself
     assert {
         "max_batch_size: 16",
         "dynamic_batching { preferred_batch_size: [ 16 ] }",

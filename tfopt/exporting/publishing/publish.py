@@ -48,6 +48,7 @@ VERSIONS = re.compile("[1-9][0-9]*")
 LARGEST = 2**63 - 1  # servers hold a version in 64 bits
 Version = Annotated[int, Ge(1), Le(LARGEST)]
 BatchSizes = Annotated[tuple[Annotated[int, Ge(1)], ...], MinLen(1)]
+WARMED = (1, 8)  # examples in the requests that warm a model up
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ def publish(
     *,
     name: str | None = None,
     version: int | None = None,
-    batch_sizes: Sequence[int] = (1, 8),
+    batch_sizes: Sequence[int] = WARMED,
     warm_up: bool = True,
     any_machine: bool = False,
 ) -> PublishedVersion:
@@ -96,8 +97,9 @@ def publish(
         directory: The repository. It is made if needed.
         name: The name of the served model. None means the name of the artifact's directory, or of the version's model.
         version: Its number. None means the next one after the largest number.
-        batch_sizes: Examples in the requests that warm the model up. The largest is the most that Triton joins, or a
-            larger one that was measured to be best. A model with a fixed batch size has only that.
+        batch_sizes: Examples in the requests that warm the model up; by default also the batch that was measured to be
+            best. The largest is the most that Triton joins, or a larger one that was measured to be best. A model with
+            a fixed batch size has only that.
         warm_up: Whether to write requests that warm the model up.
         any_machine: Whether to use what `tfopt.tune_serving` measured on another machine than this one: for a
             repository of servers that are like that machine.
@@ -129,6 +131,8 @@ def publish(
     if manifest.model_format == SAVED_MODEL and warm_up:
         tensorflow_serving.check_package()
     best, unused = many_requests(manifest, any_machine=any_machine)
+    if best is not None and best.batches_pay and tuple(sizes) == WARMED:
+        sizes = (*WARMED, best.batch_size)  # the batches that the server will make
     model = repository.resolve() / name
     check_target(model / "0")  # before anything is made; no version has this number
     with exclusive(model):
