@@ -301,6 +301,24 @@ def _read_report(disk: Path) -> Any:
     return {name: value for name, value in load_report(disk).to_dict().items() if name not in ("name", "created")}
 
 
+def _keep(disk: Path, seed: int) -> None:
+    """Keeps the settings that a search has measured, as `tfopt tune` does at its end."""
+    from tfopt.recipe import Recipe
+    from tfopt.recipe.measured import VARIABLE, keep
+    from tfopt.timing import Estimate
+
+    os.environ[VARIABLE] = str(disk)
+    keep(Recipe(name="mine"), {"training": {"prefetch": 3 + seed}}, Estimate(median=1.2, least=1.1, most=1.3))
+
+
+def _read_kept(disk: Path) -> Any:
+    from tfopt.recipe import Recipe
+    from tfopt.recipe.measured import VARIABLE, with_measured
+
+    os.environ[VARIABLE] = str(disk)
+    return with_measured(Recipe(name="mine"))[0].training.prefetch
+
+
 def _study(disk: Path, seed: int) -> None:
     import optuna
 
@@ -403,6 +421,7 @@ WRITERS = (
     Writer(part="a teacher's outputs", write=_cache_teacher, read=_read_teacher, goes_on=True, begins_anew=True),
     Writer(part="a cache of examples", write=_disk_cache, read=_read_disk_cache, goes_on=True),
     Writer(part="a saved report", write=_report, read=_read_report, share=0.5),
+    Writer(part="settings that were measured", write=_keep, read=_read_kept, share=0.5),
     Writer(part="a study", write=_study, read=_read_study, goes_on=True, share=0.5),
     Writer(part="a trial", write=_trial, read=_read_trial, goes_on=True, begins_anew=True, share=0.5),
     Writer(part="a new project", write=_project, read=_read_project, goes_on=True, share=0.5),
