@@ -123,7 +123,8 @@ def measure(case: Case, folder: Path, hardware: Hardware, options: Options) -> d
         served[name] = (name, "serving_default")
         if xla:
             served[f"{name}_xla"] = (name, "serving_xla")
-    rows, outputs, times = {}, {}, {}
+    rows: dict[str, Any] = {}
+    outputs, times = {}, {}
     with ExitStack() as stack:
         processes = {}
         for name, (directory, signature) in served.items():
@@ -136,6 +137,8 @@ def measure(case: Case, folder: Path, hardware: Hardware, options: Options) -> d
                 failed[name] = " ".join(str(error).split())[:500]
                 continue
             processes[name] = process
+        if "keras" not in processes:  # with which the others are compared
+            return {"what": case.what, "artifacts": {}, "failed": failed}
         for batch_size in options.batch_sizes:
             batch = first(batch_size, {next(iter(processes["keras"].loaded["inputs"])): examples})
             for process in processes.values():
@@ -152,7 +155,7 @@ def measure(case: Case, folder: Path, hardware: Hardware, options: Options) -> d
             },
             "against_keras": compare(outputs["keras"], outputs[name]),
         }
-    for name in {directory for directory, _ in served.values()}:
+    for name in {directory for directory, _ in served.values()} & rows.keys():
         found = audit(str(folder / name), card=None if hardware.gpus else "H100")
         rows[name]["on_host"] = {each.kind: each.count for each in found.on_host}
     keras.backend.clear_session()

@@ -31,6 +31,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import tyro
@@ -90,12 +91,16 @@ def main(options: Options) -> dict[str, Any]:
     }
     name = re.sub(r"[^a-z0-9]+", "-", results["device"].lower()).strip("-")
 
+    writing = Lock()
+
     def run(network: str, setting: str) -> None:
-        cell = results["networks"][network][setting] = in_fresh_processes(network, setting, options.limit_s)
+        cell = in_fresh_processes(network, setting, options.limit_s)
         print(network, setting, cell, file=sys.stderr, flush=True)
-        if not options.smoke or options.out != RESULTS:  # as far as it got, should this process be ended
-            options.out.mkdir(exist_ok=True)
-            write_text(options.out / f"gpu-startup-{name}.json", json.dumps(results, indent=1) + "\n")
+        with writing:
+            results["networks"][network][setting] = cell
+            if not options.smoke or options.out != RESULTS:  # as far as it got, should this process be ended
+                options.out.mkdir(exist_ok=True)
+                write_text(options.out / f"gpu-startup-{name}.json", json.dumps(results, indent=1) + "\n")
 
     with ThreadPoolExecutor(options.jobs) as pool:
         for done in [pool.submit(run, network, setting) for network in networks for setting in options.settings]:

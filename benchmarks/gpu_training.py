@@ -23,8 +23,9 @@ A multiplication with its addition counts as 2. Only matrix products and convolu
 backward (for the inputs and for the weights). Recomputation does not count. GPU utilization is a different figure: the
 share of time in which any kernel ran.
 
-Results go to benchmarks/results/gpu-training-DEVICE.json. Without a GPU the script ends with exit code 2. --smoke runs
-two steps of tiny models on any device, and writes results only with --out.
+Results go to benchmarks/results/gpu-training-DEVICE.json, those with --no-xla to gpu-training-no-xla-DEVICE.json.
+Without a GPU the script ends with exit code 2. --smoke runs two steps of tiny models on any device, and writes results
+only with --out.
 """
 
 from __future__ import annotations
@@ -79,6 +80,8 @@ class Options:
 
 def main(options: Options) -> dict[str, Any]:
     hardware = detect()
+    if "tfopt" not in options.sides:
+        raise SystemExit(f"sides must hold tfopt, with which the others are compared. Received: {options.sides}.")
     if options.smoke:
         options = replace(options, batch_size=4, steps=2, rounds=1)
     elif not hardware.gpus:
@@ -86,8 +89,8 @@ def main(options: Options) -> dict[str, Any]:
         raise SystemExit(NO_GPU)
     plan = tfopt.plan(config(options), hardware)
     results = {
-        "what": f"training step, batch {options.batch_size}; medians over {options.rounds} alternating rounds of "
-        f"{options.steps} steps",
+        "what": f"training step, batch {options.batch_size}{'' if options.xla else ', without XLA'}; medians over "
+        f"{options.rounds} alternating rounds of {options.steps} steps",
         "device": hardware.gpus[0].name if hardware.gpus else hardware.cpu_model,
         "compute_capability": hardware.gpus[0].compute_capability if hardware.gpus else None,
         "cpu": f"{hardware.cpu_model}, {hardware.logical_cores} cores",
@@ -102,7 +105,8 @@ def main(options: Options) -> dict[str, Any]:
         if not options.smoke or options.out != RESULTS:
             options.out.mkdir(exist_ok=True)
             device = re.sub(r"[^a-z0-9]+", "-", str(results["device"]).lower()).strip("-")
-            write_text(options.out / f"gpu-training-{device}.json", json.dumps(results, indent=2) + "\n")
+            without = "" if options.xla else "-no-xla"
+            write_text(options.out / f"gpu-training{without}-{device}.json", json.dumps(results, indent=2) + "\n")
     return results
 
 

@@ -1,19 +1,26 @@
-"""A limit for each test on a GPU: one whose compilation takes minutes must not take the others' time there.
+"""A limit for each test on a GPU, its fixtures included: one that compiles for minutes must not take the others' time.
 
-The process ends with the place where it was. With `-n 1` another one goes on with the other tests.
+The process ends, and the place where it was is in tfopt-gpu-tests-PID.txt, in the directory for temporary files. With
+`-n 1` another process goes on with the other tests.
 """
 
 import faulthandler
 import os
-import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
 LIMIT_S = float(os.environ.get("GPU_TEST_LIMIT_S", "240"))
 
 
-@pytest.fixture(autouse=True)
-def _ends_in_time():
-    faulthandler.dump_traceback_later(LIMIT_S, exit=True, file=sys.__stderr__)
-    yield
-    faulthandler.cancel_dump_traceback_later()
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol():
+    place = Path(tempfile.gettempdir(), f"tfopt-gpu-tests-{os.getpid()}.txt")
+    with place.open("w") as file:
+        faulthandler.dump_traceback_later(LIMIT_S, exit=True, file=file)
+        try:
+            return (yield)
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+            place.unlink()

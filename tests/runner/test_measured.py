@@ -1,7 +1,9 @@
 """Settings that were measured for a recipe: kept for its later runs on the same machine, and for no other training."""
 
+import contextlib
 import dataclasses
 import json
+import os
 
 import pytest
 from rich.console import Console
@@ -9,13 +11,14 @@ from rich.console import Console
 import tfopt
 from tfopt import TrainingConfig
 from tfopt.errors import ConfigError, TfoptWarning
-from tfopt.recipe import measured
-from tfopt.recipe.measured import forget, keep, with_measured
+from tfopt.recipe import TeacherConfig, measured
+from tfopt.recipe.measured import Reason, keep, with_measured
 from tfopt.report import Decision
+from tfopt.runner.recipe_run import told
 from tfopt.timing import Estimate
 
 FASTER = Estimate(median=1.25, least=1.1, most=1.3)
-SETTINGS = {"training": {"steps_per_execution": 3, "prefetch": 5}, "data": {"cache": "memory"}}
+SETTINGS = {"training": {"steps_per_execution": 3, "prefetch": 5}}
 RECIPE = tfopt.Recipe(
     name="tiny",
     model=tfopt.ModelConfig(builder="mlp", arguments={"units": [8]}),
@@ -42,13 +45,16 @@ def test_a_run_takes_what_was_measured_for_it_and_says_so(folder):
     assert result.plan.prefetch == 5
     decided = {each.setting: each for each in result.report.plan}
     assert {name for name, each in decided.items() if "tfopt tune measured 1.25x (1.10 to 1.30)" in each.reason} == {
-        *("steps_per_execution", "prefetch", "cache")
+        *("steps_per_execution", "prefetch")
     }
-    assert str(file) in decided["cache"].reason
+    assert str(file) in decided["prefetch"].reason
     assert decided["steps_per_execution"].value == "3"
-    assert decided["cache"].value == "memory"
-    assert isinstance(decided["precision"], Decision)
     assert decided["precision"].reason == "as asked"
+
+
+def test_a_reason_is_told_for_its_own_value_alone():
+    others = Decision(setting="prefetch", value="2", reason="no room for more")
+    assert told([others], {"prefetch": Reason("5", "measured")}) == (others,)
 
 
 def test_only_the_same_training_on_the_same_machine_takes_it(monkeypatch):
@@ -62,6 +68,7 @@ def test_only_the_same_training_on_the_same_machine_takes_it(monkeypatch):
         with_training(optimizer="sgd"),
         dataclasses.replace(RECIPE, model=tfopt.ModelConfig(builder="mlp", arguments={"units": [9]})),
         RECIPE.quick(),
+        with_training(checkpoint_dir="steps"),  # it may have begun with other settings
     ):
         assert with_measured(other) == (other, {})
     machine = measured.detect()
@@ -70,9 +77,39 @@ def test_only_the_same_training_on_the_same_machine_takes_it(monkeypatch):
         assert with_measured(RECIPE) == (RECIPE, {})
 
 
+def test_workers_and_trainings_with_checkpoints_keep_nothing(folder, monkeypatch):
+    assert keep(with_training(checkpoint_dir="steps"), SETTINGS, FASTER) is None
+    alone = {"cluster": {"worker": ["localhost:1"]}, "task": {"type": "worker", "index": 0}}
+    monkeypatch.setenv("TF_CONFIG", json.dumps(alone))
+    assert keep(RECIPE, SETTINGS, FASTER) is None
+    monkeypatch.setenv("TF_CONFIG", "of something else")
+    assert keep(with_training(strategy="none"), SETTINGS, FASTER) is not None  # which does not look at it
+
+
+def test_a_relative_path_names_files_of_the_working_directory(folder, monkeypatch):
+    data = tfopt.DataConfig(source="image_folder", arguments={"directory": "photos"})
+    recipe = dataclasses.replace(RECIPE, data=data)
+    for name in ("here", "there"):
+        (folder / name / "photos").mkdir(parents=True)
+    monkeypatch.chdir(folder / "here")
+    keep(recipe, SETTINGS, FASTER)
+    assert with_measured(recipe)[1]
+    monkeypatch.chdir(folder / "there")
+    assert with_measured(recipe) == (recipe, {})
+
+
+def test_a_parent_teaches_later_stages_so_its_recipe_takes_what_its_training_was_measured_with():
+    taught = dataclasses.replace(
+        RECIPE, distillation=TeacherConfig(teacher="parent"), pruning=tfopt.PruningConfig(epochs=1)
+    )
+    keep(RECIPE, SETTINGS, FASTER)  # the recipe of a search has neither
+    assert with_measured(taught)[0].training.prefetch == 5
+
+
 def test_what_the_recipe_asks_for_is_never_replaced(folder):
     assert keep(RECIPE, {"training": {"jit_compile": True}}, FASTER) is None
     assert keep(RECIPE, {"training": {"steps_per_execution": 3, "accumulate": 2}}, FASTER) is None
+    assert keep(RECIPE, {"training": {"prefetch": 5}, "data": {"cache": "memory"}}, FASTER) is None  # may not fit later
     assert list(folder.rglob("*.json")) == []
 
 
@@ -83,26 +120,45 @@ def test_an_empty_directory_keeps_and_takes_nothing(folder, monkeypatch):
     assert with_measured(RECIPE) == (RECIPE, {})
 
 
-def test_a_later_search_replaces_it_or_takes_it_back(folder):
+def test_a_later_search_replaces_it():
     keep(RECIPE, SETTINGS, FASTER)
-    file = keep(RECIPE, {"training": {"prefetch": 7}}, FASTER)
+    keep(RECIPE, {"training": {"prefetch": 7}}, FASTER)
     assert with_measured(RECIPE)[0] == with_training(prefetch=7)
-    forget(RECIPE)
-    assert not file.exists()
-    forget(RECIPE)
-    assert with_measured(RECIPE) == (RECIPE, {})
 
 
-@pytest.mark.parametrize("spoil", ["cut", "foreign", "settings"])
+SPOILT = {
+    "cut": lambda values: json.dumps(values)[:40],
+    "foreign": lambda values: '{"mine": 1}',
+    "unknown": lambda values: json.dumps(values | {"settings": {"training": {"precise": 1}}}),
+    "asked": lambda values: json.dumps(values | {"settings": {"training": {"precision": "mixed_bfloat16"}}}),
+    "code": lambda values: json.dumps(values | {"settings": {"model": {"builder": "evil:build"}}}),
+    "other": lambda values: json.dumps(values | {"of": {}}),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOILT)
 def test_a_damaged_file_is_told_and_the_run_goes_without_it(spoil):
     file = keep(RECIPE, SETTINGS, FASTER)
-    values = json.loads(file.read_text())
-    values["settings"] = {"training": {"precise": 1}}
-    file.write_text({"cut": file.read_text()[:40], "foreign": '{"mine": 1}', "settings": json.dumps(values)}[spoil])
-    with pytest.warns(TfoptWarning, match="cannot be read, so it runs without them"):
+    file.write_text(SPOILT[spoil](json.loads(file.read_text())))
+    with pytest.warns(TfoptWarning, match="cannot be read, so it runs without"):
         assert with_measured(RECIPE) == (RECIPE, {})
     if spoil == "foreign":
         with pytest.raises(ConfigError, match="only if tfopt wrote it"):
             keep(RECIPE, SETTINGS, FASTER)
-        forget(RECIPE)
         assert file.read_text() == '{"mine": 1}'
+
+
+def test_what_is_no_file_is_told():
+    file = keep(RECIPE, SETTINGS, FASTER)
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.warns(TfoptWarning, match="it is no file on disk"):
+        assert with_measured(RECIPE) == (RECIPE, {})
+
+
+@pytest.mark.parametrize("place", ["/dev/null/below", "~nobody-of-this-name/x", "/proc/none", "a" * 300])
+def test_a_place_that_cannot_be_stops_no_run_and_loses_no_result(place, monkeypatch):
+    monkeypatch.setenv("TFOPT_CACHE_DIR", place)
+    assert with_measured(RECIPE) == (RECIPE, {})
+    with contextlib.suppress(tfopt.TfoptError, OSError):  # which a search tells as a warning
+        assert keep(RECIPE, SETTINGS, FASTER) is None

@@ -1,6 +1,8 @@
 """The speed settings of scripts that know nothing of tfopt."""
 
 import json
+import re
+from dataclasses import replace
 
 import keras
 import numpy as np
@@ -72,18 +74,39 @@ def facts(model, **given):
 def test_the_lines_to_change_train_as_the_settings_say(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["train.py", "1"])
-    (line,) = lines({"step": "tfopt", "steps_per_execution": 50}, "train.py:9")
-    call = line.removeprefix("train.py:9, in place of model.compile(...): ").removesuffix("...)")
-    old = 'model.compile("adam", keras.losses'
-    assert ARRAYS.splitlines()[9 - 1].startswith(old)
-    ran = {}
-    exec(
-        ARRAYS.replace(old, f"{call}optimizer='adam', loss=keras.losses").replace("import sys", "import sys, tfopt"),
-        ran,
+    keras_compiles = 'model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))'
+    at = ARRAYS.splitlines().index(keras_compiles) + 1
+    seen = Facts(
+        values={"jit_compile": False}, compiled_at=f"train.py:{at}", compiled_with=["optimizer", "loss", "jit_compile"]
     )
+    changes = {"step": "tfopt", "steps_per_execution": 50}
+    (line,) = lines(changes, seen)
+    begin = f"train.py:{at}, in place of model.compile(...), with its own values for the dots: "
+    assert line.startswith(begin)
+    assert line.endswith(", optimizer=..., loss=...)")
+    values = {"optimizer": "'adam'", "loss": "keras.losses.SparseCategoricalCrossentropy(from_logits=True)"}
+    call = re.sub(r"(\w+)=\.\.\.", lambda match: f"{match[1]}={values[match[1]]}", line.removeprefix(begin))
+    ran = {}
+    exec(ARRAYS.replace(keras_compiles, call).replace("import sys", "import sys, tfopt"), ran)
     assert ran["model"].steps_per_execution == 50
     assert tfopt.ledger(ran["model"]).step_time_ms > 0
-    assert lines({}, "train.py:9") == ()
+    assert "optimizer='rmsprop', loss=..." in lines(changes, replace(seen, compiled_with=["loss"]))[0]  # Keras' default
+    half = lines({**changes, "precision": "mixed_bfloat16"}, seen)
+    assert half[0].startswith("before the model is built: keras.config.set_dtype_policy('mixed_bfloat16')")
+    assert lines({}, seen) == lines(changes, replace(seen, compiled_at="")) == ()
+
+
+def test_no_line_is_named_where_tfopts_step_cannot_be_put():
+    model = compiled()
+    fit = Fit(model=model, original=model.fit, given={"x": X, "y": Y}, compiled_at="train.py:7", at="train.py:8")
+    training, examples = training_of(fit, rebatches=False)
+    assert facts_of_fit(fit, training, examples).compiled_at == ""  # a model that was loaded
+    seen = facts_of_fit(replace(fit, compiled_with=["loss"]), training, examples)
+    assert (seen.compiled_at, seen.compiled_with) == ("train.py:7", ["loss"])
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        there = compiled()
+    fit = replace(fit, model=there, original=there.fit, compiled_with=["loss"])
+    assert facts_of_fit(fit, training, examples).compiled_at == ""
 
 
 def test_only_what_accelerate_sets_and_has_a_choice_is_searched():

@@ -81,8 +81,9 @@ class PublishOptions:
     """Name by which clients call the model. By default the name of the artifact's directory."""
     version: int | None = None
     """Number of the version. By default the next one after the largest number."""
-    batch_sizes: tuple[int, ...] = (1, 8)
-    """Numbers of examples in the requests that warm the model up. The largest is the most that Triton joins."""
+    batch_sizes: tuple[int, ...] | None = None
+    """Numbers of examples in the requests that warm the model up. The largest is the most that Triton joins. By default
+    1, 8 and the batch that was measured to be best."""
     warm_up: bool = True
     """Write requests that warm the model up. Of a SavedModel they need the extra serving."""
     any_machine: bool = False

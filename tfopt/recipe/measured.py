@@ -2,7 +2,8 @@
 
 A kept result is of one training on one machine: the model, its examples, the settings that were asked for, the
 processor, the GPUs and the versions. A run whose training differs in any of them decides as it would without. Only
-settings that the recipe leaves to tfopt ("auto") are kept.
+settings that the recipe leaves to tfopt ("auto") are kept. A training with checkpoints takes none: it may have begun
+without them, and must go on as it began. Neither does one of several workers, whose machines may have measured others.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 
-from tfopt.atomic.files import writing_to
+from tfopt.atomic.files import read_stored, writing_to
 from tfopt.atomic.own_files import json_with, write_own
+from tfopt.distillation.config import PARENT
 from tfopt.errors import ConfigError, warn
 from tfopt.hardware import detect
 from tfopt.recipe.changes import with_changes
@@ -28,8 +31,14 @@ from tfopt.recipe.tables import flat, plain_settings
 from tfopt.report import Record
 from tfopt.report.record import record_of
 from tfopt.timing import Estimate, shown_ratio
+from tfopt.training.distributed.cluster import find_cluster
 
 VARIABLE = "TFOPT_CACHE_DIR"
+# The settings that may be kept, where a recipe says "auto". The cache is not: what fits into the memory changes.
+KEPT = (
+    *("training.precision", "training.jit_compile", "training.strategy", "training.steps_per_execution"),
+    *("training.prefetch", "data.augment.where"),
+)
 # Settings of a training that change neither a step nor what was asked of it.
 UNRELATED = (
     *("epochs", "learning_rate", "decay", "warmup_epochs", "base_batch_size", "weight_decay", "label_smoothing"),
@@ -57,18 +66,25 @@ class Measured(Record):
     speedup: Estimate
 
 
+class Reason(NamedTuple):
+    """Why a setting has a value that was measured."""
+
+    value: str
+    words: str
+
+
 def keep(recipe: Recipe, settings: Mapping[str, Any], speedup: Estimate) -> Path | None:
     """Keeps measured settings for later runs of a recipe, in place of earlier ones.
 
-    Returns: The file; None if nothing is kept: the settings change what the recipe asks for, the recipe holds Python
-        objects, or the variable TFOPT_CACHE_DIR is empty.
+    Returns: The file; None if nothing is kept: no run would take it, the settings change what the recipe asks for, the
+        recipe holds Python objects, or TFOPT_CACHE_DIR is empty.
     Raises:
         ConfigError: The file's place belongs to another file.
-        ExportError: The file cannot be written.
+        ExportError, OSError: The file cannot be written.
     """
     of = _training(recipe)
     file = _file(of)
-    if file is None or not all(_is_auto(recipe, path) for path, _ in flat(settings)):
+    if file is None or not _may_have(recipe, settings):
         return None
     made = datetime.date.today().isoformat()
     found = Measured(recipe=recipe.name, made=made, of=of or {}, settings=settings, speedup=speedup)
@@ -78,23 +94,11 @@ def keep(recipe: Recipe, settings: Mapping[str, Any], speedup: Estimate) -> Path
     return file
 
 
-def forget(recipe: Recipe) -> None:
-    """Removes what is kept for a recipe, if anything is.
-
-    Raises:
-        ExportError: It cannot be removed.
-    """
-    file = _file(_training(recipe))
-    if file is None or not file.is_file():
-        return
-    with writing_to(file):
-        if IS_OWN(file.read_bytes()):
-            file.unlink()
-
-
-def with_measured(recipe: Recipe) -> tuple[Recipe, dict[str, str]]:
+def with_measured(recipe: Recipe) -> tuple[Recipe, dict[str, Reason]]:
     """Returns the recipe with the settings that were measured for it here, and their reasons by setting.
 
+    Warns:
+        TfoptWarning: There are such settings, and they cannot be read.
     Example:
         >>> recipe = Recipe(name="never tuned")
         >>> with_measured(recipe) == (recipe, {})
@@ -102,22 +106,34 @@ def with_measured(recipe: Recipe) -> tuple[Recipe, dict[str, str]]:
     """
     of = _training(recipe)
     file = _file(of)
-    if file is None or not file.is_file():
+    if file is None or not os.path.lexists(file):
         return recipe, {}
     try:
-        found = record_of(Measured, file.read_bytes())
+        found = record_of(Measured, read_stored(file))
+        own = record_of(Measured, replace(found, of=of or {}).to_json())  # as JSON has its values
+        if found != own or not _may_have(recipe, found.settings):
+            raise ConfigError("It must be as tfopt tune wrote it.")
         changed = with_changes(recipe, found.settings)
     except (ConfigError, OSError) as error:
-        warn(f"Settings that were measured for this recipe cannot be read, so it runs without them: {error}")
+        warn(f"{file}: the settings that were measured for this recipe cannot be read, so it runs without. {error}")
         return recipe, {}
-    reason = (
+    words = (
         f"tfopt tune measured {shown_ratio(found.speedup)} here on {found.made}, all such settings together ({file})"
     )
-    return changed, {path.removeprefix("training.").removeprefix("data."): reason for path, _ in flat(found.settings)}
+    return changed, {
+        path.removeprefix("training.").removeprefix("data."): Reason(str(value), words)
+        for path, value in flat(found.settings)
+    }
 
 
 def _training(recipe: Recipe) -> dict[str, Any] | None:
-    """Returns what a measurement is of, as plain values; None if the recipe holds objects that have none."""
+    """Returns what a measurement is of, as plain values; None if no run takes what was measured for the recipe."""
+    taught = recipe.distillation
+    if taught is not None:  # a parent teaches later stages, and outputs on disk are not in the trials of a search
+        recipe = replace(recipe, distillation=None if taught.teacher == PARENT else replace(taught, teacher_cache=None))
+    asked = recipe.training
+    if asked.checkpoint_dir is not None or (asked.strategy in ("auto", "multi_worker") and find_cluster() is not None):
+        return None
     try:
         settings = plain_settings(recipe)
     except ConfigError:
@@ -127,24 +143,41 @@ def _training(recipe: Recipe) -> dict[str, Any] | None:
     return {
         **{name: settings.get(name) for name in ("task", "model", "data", "distillation")},
         "training": training,
+        "files": {name: str(Path(value).absolute()) for name, value in flat(settings["data"]) if _is_path(value)},
         "processor": machine.cpu_model,
         "cores": machine.logical_cores,
         "gpus": [gpu.name for gpu in machine.gpus],
-        "tensorflow": machine.tensorflow_version,
-        "keras": keras.__version__,
+        "versions": {"tfopt": version("tfopt"), "tensorflow": machine.tensorflow_version, "keras": keras.__version__},
     }
+
+
+def _is_path(value: Any) -> bool:
+    """Returns whether a setting is a path, which may name other files from another working directory."""
+    return isinstance(value, str) and "\0" not in value and os.path.lexists(value)
+
+
+def _plain(of: Mapping[str, Any] | None) -> bytes:
+    return json.dumps(of, sort_keys=True, default=str).encode()
 
 
 def _file(of: Mapping[str, Any] | None) -> Path | None:
     chosen = os.environ.get(VARIABLE, "~/.cache/tfopt")
     if of is None or not chosen:
         return None
-    name = hashlib.sha256(json.dumps(of, sort_keys=True, default=str).encode()).hexdigest()[:24]
-    return Path(chosen).expanduser() / "measured" / f"{name}.json"
+    try:
+        folder = Path(chosen).expanduser()
+    except RuntimeError:  # a user without a home
+        return None
+    return folder / "measured" / f"{hashlib.sha256(_plain(of)).hexdigest()[:24]}.json"
 
 
-def _is_auto(recipe: Recipe, path: str) -> bool:
+def _may_have(recipe: Recipe, settings: Mapping[str, Any]) -> bool:
+    """Returns whether the recipe leaves all of these settings to tfopt."""
+    return all(path in KEPT and _value(recipe, path) == "auto" for path, _ in flat(settings))
+
+
+def _value(recipe: Recipe, path: str) -> Any:
     value: Any = recipe
     for name in path.split("."):
         value = getattr(value, name)
-    return value == "auto"
+    return value

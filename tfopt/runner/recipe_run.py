@@ -18,7 +18,7 @@ from tfopt.atomic.directories import check_target, exclusive
 from tfopt.data import EpochCounter, Examples, decide
 from tfopt.exporting import verify_together
 from tfopt.recipe import Recipe
-from tfopt.recipe.measured import with_measured
+from tfopt.recipe.measured import Reason, with_measured
 from tfopt.recipes import find_recipe
 from tfopt.report import Decision, Receipt, RunReport
 from tfopt.reporting.terminal import PlanTable
@@ -30,7 +30,6 @@ from tfopt.runner.work import VERIFIED_AT_ONCE, Work, begin, place_augmentation,
 from tfopt.terminal import PrintableConsole
 from tfopt.training import Plan, plan
 from tfopt.training.checkpointing.store import check_mode
-from tfopt.training.distributed.cluster import find_cluster
 
 
 def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | None = None) -> RunResult:
@@ -76,9 +75,7 @@ def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | 
         if own.checkpoint_dir is not None:  # an error is raised before any stage trains
             check_mode(own.checkpoint_dir, own.resume)
     console.print(f"[bold]{escape(settings.name)}[/bold]  {escape(settings.description)}\n")
-    reasons: dict[str, str] = {}
-    if find_cluster() is None:  # workers must train alike, and each machine may have measured something else
-        settings, reasons = with_measured(settings)
+    settings, reasons = with_measured(settings)
     decided = plan(settings)
     decided = replace(decided, decisions=told(decided.decisions, reasons))
     if not decided.is_chief:  # this worker trains the same weights; the chief exports them
@@ -87,9 +84,12 @@ def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | 
         return _run(settings, decided, export_dir, console, reasons)
 
 
-def told(decisions: Sequence[Decision], reasons: Mapping[str, str]) -> tuple[Decision, ...]:
-    """Returns decisions with other reasons for some settings."""
-    return tuple(replace(each, reason=reasons.get(each.setting, each.reason)) for each in decisions)
+def told(decisions: Sequence[Decision], reasons: Mapping[str, Reason]) -> tuple[Decision, ...]:
+    """Returns decisions with other reasons for the settings that have the value of the reason."""
+    return tuple(
+        replace(each, reason=why.words) if (why := reasons.get(each.setting)) and why.value == each.value else each
+        for each in decisions
+    )
 
 
 def _begin(
@@ -97,7 +97,7 @@ def _begin(
     decided: Plan,
     console: Console,
     teacher: Work | None = None,
-    reasons: Mapping[str, str] | None = None,
+    reasons: Mapping[str, Reason] | None = None,
 ) -> tuple[Work, tuple[Decision, ...]]:
     """Returns a run before its first stage, and all decisions. The seed decides the first weights of its model."""
     examples = settings.data.load()
@@ -123,7 +123,7 @@ def _begin_teacher(settings: Recipe, decided: Plan, console: Console) -> Work | 
 
 
 def _run(
-    settings: Recipe, decided: Plan, export_dir: Path | None, console: Console, reasons: Mapping[str, str]
+    settings: Recipe, decided: Plan, export_dir: Path | None, console: Console, reasons: Mapping[str, Reason]
 ) -> RunResult:
     with _generators_restored():
         teacher = _begin_teacher(settings, decided, console)

@@ -54,8 +54,8 @@ def tells_of_a_long_compilation() -> Iterator[None]:
         LONG_S,
         warn,
         [
-            f"XLA has compiled the training step for {LONG_S:g} s. It need not hang: on a GPU, XLA first times every "
-            "kernel that cuDNN has for each convolution, and some of these are compiled too. Wait, or stop it and "
+            f"The first step under XLA has taken {LONG_S:g} s so far. It need not hang: on a GPU, XLA first times all "
+            "kernels that cuDNN has for each convolution, and some of these are compiled too. Wait, or stop it and "
             "train with jit_compile=False."
         ],
     )

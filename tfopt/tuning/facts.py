@@ -27,7 +27,8 @@ class Facts(Record):
         examples: Number of training examples; None if it is unknown.
         steps: Number of steps of an epoch; None if it is unknown.
         at_once: Number of steps that Keras' own function always makes, one after the other; 1 with tfopt's.
-        compiled_at: The line of a script that compiles the model.
+        compiled_at: The line of a script that compiles the model; empty if tfopt's step cannot be put there.
+        compiled_with: The names of what the script gives to compile.
     """
 
     values: Mapping[str, Any]
@@ -37,6 +38,7 @@ class Facts(Record):
     steps: int | None = None
     at_once: int = 1
     compiled_at: str = ""
+    compiled_with: Sequence[str] = ()
 
 
 def facts_of(plan: Plan, model: keras.Model, examples: Examples, *, keras_step: bool = False) -> Facts:

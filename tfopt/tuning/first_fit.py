@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfopt.compat.trainer import built_under
 from tfopt.errors import ConfigError, TrainingError
 from tfopt.scripts.obstacles import obstacle, why_single_steps
 from tfopt.training.step.fit_callback import per_batch_callback
@@ -41,6 +42,7 @@ class Fit:
         original: Keras' own fit of the model.
         given: The arguments, by their names.
         compiled_at, at: The lines of the script that compile the model and call fit.
+        compiled_with: The names of what it gives to compile; None if it did not compile the model.
     """
 
     model: keras.Model
@@ -48,6 +50,7 @@ class Fit:
     given: Mapping[str, Any]
     compiled_at: str
     at: str
+    compiled_with: Sequence[str] | None = None
 
 
 def facts_of_fit(fit: Fit, training: Training, examples: int | None) -> Facts:
@@ -77,7 +80,8 @@ def facts_of_fit(fit: Fit, training: Training, examples: int | None) -> Facts:
         replicas=training.replicas,
         examples=examples,
         steps=steps,
-        compiled_at=fit.compiled_at,
+        compiled_at="" if fit.compiled_with is None or built_under(model) is not None else fit.compiled_at,
+        compiled_with=fit.compiled_with or (),
     )
 
 

@@ -15,6 +15,7 @@ import signal
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,7 @@ from tfopt.scripts.run_script import run_script
 from tfopt.tuning.limit import kept, of_json
 
 if TYPE_CHECKING:
+    from tfopt.tuning.facts import Facts
     from tfopt.tuning.first_fit import Fit
 
 TERMINATED = 128 + signal.SIGTERM
@@ -110,17 +112,12 @@ def command(settings: Mapping[str, Any], script: str, words: Sequence[str]) -> s
     return shlex.join(["tfopt", "accelerate", *flags, script, *words])
 
 
-def lines(settings: Mapping[str, Any], compiled_at: str) -> tuple[str, ...]:
+def lines(settings: Mapping[str, Any], facts: Facts) -> tuple[str, ...]:
     """Returns what to change in a script, so that it trains with some settings without `tfopt accelerate`.
 
-    Example:
-        >>> for line in lines({"step": "tfopt", "precision": "mixed_bfloat16", "jit_compile": False}, "train.py:9"):
-        ...     print(line)
-        before the model is built: keras.config.set_dtype_policy('mixed_bfloat16'); its last layer takes dtype='float32'
-        train.py:9, in place of model.compile(...): tfopt.compile(model, \
-tfopt.plan(tfopt.TrainingConfig(strategy='none', precision='mixed_bfloat16', jit_compile=False)), ...)
+    Returns: The changes; none where the settings are empty or tfopt's step cannot be put at the line that compiles.
     """
-    if not settings:
+    if not settings or not facts.compiled_at:
         return ()
     found, precision = [], settings.get("precision", "float32")
     if precision != "float32":
@@ -128,10 +125,22 @@ tfopt.plan(tfopt.TrainingConfig(strategy='none', precision='mixed_bfloat16', jit
             f"before the model is built: keras.config.set_dtype_policy({precision!r}); its last layer takes "
             "dtype='float32'"
         )
-    of_plan = {"strategy": "none", "precision": precision, **settings}
-    words = ", ".join(f"{name}={value!r}" for name, value in of_plan.items() if name != "step")
-    plan = f"tfopt.plan(tfopt.TrainingConfig({words}))"
-    found.append(f"{compiled_at}, in place of model.compile(...): tfopt.compile(model, {plan}, ...)")
+    of_plan = {  # as `tfopt accelerate` has them
+        "precision": precision,
+        "strategy": "none",
+        "jit_compile": settings.get("jit_compile", facts.values["jit_compile"]),
+        "steps_per_execution": settings.get("steps_per_execution", "auto"),
+        "sparse_embedding_gradients": True,
+        "stop_on_nan": False,
+        "memory_growth": False,
+    }
+    words = ", ".join(f"{name}={value!r}" for name, value in of_plan.items())
+    given = ["optimizer='rmsprop'"] if "optimizer" not in facts.compiled_with else []
+    given += [f"{name}=..." for name in facts.compiled_with if name not in ("jit_compile", "steps_per_execution")]
+    found.append(
+        f"{facts.compiled_at}, in place of model.compile(...), with its own values for the dots: tfopt.compile(model, "
+        f"tfopt.plan(tfopt.TrainingConfig({words})), {', '.join(given)})"
+    )
     return tuple(found)
 
 
@@ -184,7 +193,7 @@ class _FirstFit:
 
     def __init__(self, measure: Callable[[Fit], dict[str, Any]], accelerated: AccelerateHook | None) -> None:
         self._measure, self._accelerated = measure, accelerated
-        self._compiled_at: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+        self._compiled: weakref.WeakKeyDictionary[Any, tuple[str, list[str]]] = weakref.WeakKeyDictionary()
         self.found: dict[str, Any] | None = None
         self.error: Exception | None = None
 
@@ -193,7 +202,7 @@ class _FirstFit:
             original(*args, **kwargs)
         else:
             self._accelerated.compile(model, original, args, kwargs)
-        self._compiled_at[model] = script_line()
+        self._compiled[model] = script_line(), [*inspect.signature(original).bind(*args, **kwargs).arguments]
 
     def fit(self, model: Any, original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if self.found is not None or self.error is not None:  # the script has gone on after its end
@@ -203,8 +212,9 @@ class _FirstFit:
 
         try:
             given = inspect.signature(original).bind(*args, **kwargs).arguments
-            compiled_at = self._compiled_at.get(model, at)
-            self.found = self._measure(Fit(model=model, original=original, given=given, compiled_at=compiled_at, at=at))
+            compiled_at, compiled_with = self._compiled.get(model, (at, None))
+            fit = Fit(model=model, original=original, given=given, compiled_at=compiled_at, at=at)
+            self.found = self._measure(replace(fit, compiled_with=compiled_with))
         except Exception as error:  # noqa: BLE001 - it is the outcome of the trial
             self.error = error
         raise SystemExit(0)

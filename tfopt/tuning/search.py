@@ -29,7 +29,7 @@ from tfopt.data.arguments import optional_package
 from tfopt.errors import ConfigError, TfoptError, TrainingError, warn
 from tfopt.hardware import detect
 from tfopt.recipe import Recipe
-from tfopt.recipe.measured import forget, keep
+from tfopt.recipe.measured import keep
 from tfopt.settings.validation import check_type
 from tfopt.timing import Estimate, shown_ratio
 from tfopt.training import TrainingConfig
@@ -219,24 +219,24 @@ class _Search:
             ended_by=ended,
             seconds=time.monotonic() - self.start,
             command=command(changes, self.workload.name, self.workload.words) if self.training is None else "",
-            lines=lines(changes, self.facts.compiled_at) if self.training is None else (),
+            lines=lines(changes, self.facts) if self.training is None else (),
             unconfirmed=unconfirmed,
         )
-        if self.workload.kind == "recipe":
-            report = dataclasses.replace(report, kept=self._kept(report))
         write_own(self.folder / REPORT, report.to_json(), TuneReport.is_own)
+        if self.workload.kind == "recipe" and (kept := self._kept(report)):
+            report = dataclasses.replace(report, kept=kept)
+            write_own(self.folder / REPORT, report.to_json(), TuneReport.is_own)
         return report
 
     def _kept(self, report: TuneReport) -> str:
         """Keeps the result for later runs of the recipe. Returns the file; empty if nothing is kept."""
-        assert self.recipe is not None
+        if self.recipe is None or report.speedup is None:
+            return ""
         try:
-            if report.speedup is not None:
-                return str(keep(self.recipe, report.settings, report.speedup) or "")
-            forget(self.recipe)
-        except TfoptError as error:  # the result of minutes is not lost for it
+            return str(keep(self.recipe, report.settings, report.speedup) or "")
+        except (TfoptError, OSError) as error:  # the result of minutes is not lost for it
             warn(f"The result is not kept for later runs. {error}")
-        return ""
+            return ""
 
     def _look(self) -> tuple[Facts, float, float]:
         """Trains the start alone. Returns its facts, its speed, and the seconds that it took.

@@ -74,7 +74,7 @@ def publish(
     *,
     name: str | None = None,
     version: int | None = None,
-    batch_sizes: Sequence[int] = WARMED,
+    batch_sizes: Sequence[int] | None = None,
     warm_up: bool = True,
     any_machine: bool = False,
 ) -> PublishedVersion:
@@ -97,9 +97,9 @@ def publish(
         directory: The repository. It is made if needed.
         name: The name of the served model. None means the name of the artifact's directory, or of the version's model.
         version: Its number. None means the next one after the largest number.
-        batch_sizes: Examples in the requests that warm the model up; by default also the batch that was measured to be
-            best. The largest is the most that Triton joins, or a larger one that was measured to be best. A model with
-            a fixed batch size has only that.
+        batch_sizes: Examples in the requests that warm the model up. None means 1, 8 and the batch that was measured to
+            be best. The largest is the most that Triton joins, or a larger one that was measured to be best. A model
+            with a fixed batch size has only that.
         warm_up: Whether to write requests that warm the model up.
         any_machine: Whether to use what `tfopt.tune_serving` measured on another machine than this one: for a
             repository of servers that are like that machine.
@@ -119,7 +119,7 @@ def publish(
         ('tiny', 1)
     """
     source, repository = Path(artifact), Path(directory)
-    sizes = check_value("batch_sizes", batch_sizes, BatchSizes)
+    sizes = check_value("batch_sizes", WARMED if batch_sizes is None else batch_sizes, BatchSizes)
     check_value("version", version, Version | None)
     manifest = read_intact_manifest(source)
     name = _name_of(source.resolve()) if name is None else name
@@ -131,7 +131,7 @@ def publish(
     if manifest.model_format == SAVED_MODEL and warm_up:
         tensorflow_serving.check_package()
     best, unused = many_requests(manifest, any_machine=any_machine)
-    if best is not None and best.batches_pay and tuple(sizes) == WARMED:
+    if batch_sizes is None and best is not None and best.batches_pay:
         sizes = (*WARMED, best.batch_size)  # the batches that the server will make
     model = repository.resolve() / name
     check_target(model / "0")  # before anything is made; no version has this number
