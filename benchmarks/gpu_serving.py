@@ -19,7 +19,6 @@ exit code 2. --smoke runs a small network for a moment on any device, and writes
 from __future__ import annotations
 
 import json
-import re
 import sys
 import tempfile
 from contextlib import ExitStack
@@ -34,6 +33,7 @@ import tyro
 from gpu_training import NO_GPU, RESULTS
 from int8_models import MODELS, Case, make
 from int8_savedmodel import check, compare, first
+from page_tables import in_a_name
 
 import tfopt
 from tfopt.advisor import audit
@@ -101,8 +101,8 @@ def main(options: Options) -> dict[str, Any]:
         print(json.dumps(results["models"][name]), file=sys.stderr, flush=True)
         if not options.smoke or options.out != RESULTS:
             options.out.mkdir(exist_ok=True)
-            device = re.sub(r"[^a-z0-9]+", "-", str(results["device"]).lower()).strip("-")
-            write_text(options.out / f"gpu-serving-{device}.json", json.dumps(results, indent=2) + "\n")
+            file = options.out / f"gpu-serving-{in_a_name(results['device'])}.json"
+            write_text(file, json.dumps(results, indent=2) + "\n")
     return results
 
 

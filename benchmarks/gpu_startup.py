@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -35,6 +34,7 @@ from threading import Lock
 from typing import Any
 
 import tyro
+from page_tables import in_a_name
 
 RESULTS = Path(__file__).parent / "results"
 NO_GPU = 2
@@ -89,7 +89,7 @@ def main(options: Options) -> dict[str, Any]:
         "tensorflow": hardware.tensorflow_version,
         "networks": {name: {} for name in networks},
     }
-    name = re.sub(r"[^a-z0-9]+", "-", results["device"].lower()).strip("-")
+    file = options.out / f"gpu-startup-{in_a_name(results['device'])}.json"
 
     writing = Lock()
 
@@ -100,7 +100,7 @@ def main(options: Options) -> dict[str, Any]:
             results["networks"][network][setting] = cell
             if not options.smoke or options.out != RESULTS:  # as far as it got, should this process be ended
                 options.out.mkdir(exist_ok=True)
-                write_text(options.out / f"gpu-startup-{name}.json", json.dumps(results, indent=1) + "\n")
+                write_text(file, json.dumps(results, indent=1) + "\n")
 
     with ThreadPoolExecutor(options.jobs) as pool:
         for done in [pool.submit(run, network, setting) for network in networks for setting in options.settings]:

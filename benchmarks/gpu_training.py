@@ -31,7 +31,6 @@ only with --out.
 from __future__ import annotations
 
 import json
-import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -44,6 +43,7 @@ import numpy as np
 import tensorflow as tf
 import tyro
 from keras import layers
+from page_tables import in_a_name
 from training_overhead import Timer
 
 import tfopt
@@ -104,9 +104,9 @@ def main(options: Options) -> dict[str, Any]:
         print(json.dumps(results["models"][name]), file=sys.stderr, flush=True)
         if not options.smoke or options.out != RESULTS:
             options.out.mkdir(exist_ok=True)
-            device = re.sub(r"[^a-z0-9]+", "-", str(results["device"]).lower()).strip("-")
             without = "" if options.xla else "-no-xla"
-            write_text(options.out / f"gpu-training{without}-{device}.json", json.dumps(results, indent=2) + "\n")
+            file = options.out / f"gpu-training{without}-{in_a_name(str(results['device']))}.json"
+            write_text(file, json.dumps(results, indent=2) + "\n")
     return results
 
 

@@ -26,6 +26,11 @@ def processor(device: str) -> str:
     return next((kind for kind in ("AMD EPYC", "Intel Xeon") if kind.split()[1] in device), device)
 
 
+def in_a_name(device: str) -> str:
+    """Returns a device's name as it stands in the name of a results file."""
+    return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+
+
 def filled(text: str, parts: Mapping[str, Part]) -> str:
     """Returns a page with what stands between `<!-- table of NAME ... -->` and `<!-- end of table -->` as recorded."""
 

@@ -304,7 +304,7 @@ def _read_report(disk: Path) -> Any:
 def _keep(disk: Path, seed: int) -> None:
     """Keeps the settings that a search has measured, as `tfopt tune` does at its end."""
     from tfopt.recipe import Recipe
-    from tfopt.recipe.measured import VARIABLE, keep
+    from tfopt.recipe.kept import VARIABLE, keep
     from tfopt.timing import Estimate
 
     os.environ[VARIABLE] = str(disk)
@@ -313,10 +313,10 @@ def _keep(disk: Path, seed: int) -> None:
 
 def _read_kept(disk: Path) -> Any:
     from tfopt.recipe import Recipe
-    from tfopt.recipe.measured import VARIABLE, with_measured
+    from tfopt.recipe.kept import VARIABLE, with_kept
 
     os.environ[VARIABLE] = str(disk)
-    return with_measured(Recipe(name="mine"))[0].training.prefetch
+    return with_kept(Recipe(name="mine"))[0].training.prefetch
 
 
 def _study(disk: Path, seed: int) -> None:

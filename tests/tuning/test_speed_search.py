@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import tomllib
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -11,12 +12,15 @@ import pytest
 import tfopt
 from tfopt import ArtifactError, ConfigError, TrainingConfig, TuneConfig, TuneReport
 from tfopt.cli import main
+from tfopt.errors import TfoptWarning
 from tfopt.hardware import Gpu, Hardware
+from tfopt.recipe.kept import with_kept
 from tfopt.timing import Estimate
 from tfopt.tuning import exploration
 from tfopt.tuning.comparison import ratio, reaches_loss
 from tfopt.tuning.exploration import Exploration
 from tfopt.tuning.facts import Facts, facts_of
+from tfopt.tuning.search import kept_for_later
 from tfopt.tuning.space import Space, space_of, tables_of
 from tfopt.tuning.tune_report import Contribution, TuneTrial
 
@@ -270,3 +274,18 @@ def test_wrong_arguments_are_errors_before_any_trial(tmp_path, capsys):
     assert main(["tune", "--no-throughput", "digits_cnn"]) == 2
     assert "--only batch-size" in capsys.readouterr().err
     assert main(["tune", "digits_cnn", "more"]) == 2
+
+
+def test_a_result_is_kept_or_told_and_never_lost_for_it(tmp_path, monkeypatch):
+    recipe = tfopt.Recipe(name="mine")
+    faster = Estimate(median=1.2, least=1.1, most=1.3)
+    report = TuneReport(name="mine", kind="recipe", examples_per_s=1.0, ended_by="minutes=1", seconds=60.0)
+    monkeypatch.setenv("TFOPT_CACHE_DIR", str(tmp_path))
+    assert kept_for_later(recipe, report) == ""  # nothing was faster
+    found = dataclasses.replace(report, speedup=faster, settings={"training": {"prefetch": 8}})
+    file = Path(kept_for_later(recipe, found))
+    assert with_kept(recipe)[0].training.prefetch == 8
+    assert str(dataclasses.replace(found, kept=str(file))).count(str(file)) == 1
+    monkeypatch.setenv("TFOPT_CACHE_DIR", str(file))  # a file, in which no directory can be
+    with pytest.warns(TfoptWarning, match="not kept for later runs"):
+        assert kept_for_later(recipe, found) == ""

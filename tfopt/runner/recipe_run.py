@@ -18,7 +18,7 @@ from tfopt.atomic.directories import check_target, exclusive
 from tfopt.data import EpochCounter, Examples, decide
 from tfopt.exporting import verify_together
 from tfopt.recipe import Recipe
-from tfopt.recipe.measured import Reason, with_measured
+from tfopt.recipe.kept import Reason, with_kept
 from tfopt.recipes import find_recipe
 from tfopt.report import Decision, Receipt, RunReport
 from tfopt.reporting.terminal import PlanTable
@@ -75,7 +75,7 @@ def run(recipe: Recipe | str | Path, *, quick: bool = False, console: Console | 
         if own.checkpoint_dir is not None:  # an error is raised before any stage trains
             check_mode(own.checkpoint_dir, own.resume)
     console.print(f"[bold]{escape(settings.name)}[/bold]  {escape(settings.description)}\n")
-    settings, reasons = with_measured(settings)
+    settings, reasons = with_kept(settings)
     decided = plan(settings)
     decided = replace(decided, decisions=told(decided.decisions, reasons))
     if not decided.is_chief:  # this worker trains the same weights; the chief exports them

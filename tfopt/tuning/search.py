@@ -29,7 +29,7 @@ from tfopt.data.arguments import optional_package
 from tfopt.errors import ConfigError, TfoptError, TrainingError, warn
 from tfopt.hardware import detect
 from tfopt.recipe import Recipe
-from tfopt.recipe.measured import keep
+from tfopt.recipe.kept import keep
 from tfopt.settings.validation import check_type
 from tfopt.timing import Estimate, shown_ratio
 from tfopt.training import TrainingConfig
@@ -223,20 +223,10 @@ class _Search:
             unconfirmed=unconfirmed,
         )
         write_own(self.folder / REPORT, report.to_json(), TuneReport.is_own)
-        if self.workload.kind == "recipe" and (kept := self._kept(report)):
-            report = dataclasses.replace(report, kept=kept)
+        if self.workload.kind == "recipe" and self.recipe is not None and (file := kept_for_later(self.recipe, report)):
+            report = dataclasses.replace(report, kept=file)
             write_own(self.folder / REPORT, report.to_json(), TuneReport.is_own)
         return report
-
-    def _kept(self, report: TuneReport) -> str:
-        """Keeps the result for later runs of the recipe. Returns the file; empty if nothing is kept."""
-        if self.recipe is None or report.speedup is None:
-            return ""
-        try:
-            return str(keep(self.recipe, report.settings, report.speedup) or "")
-        except (TfoptError, OSError) as error:  # the result of minutes is not lost for it
-            warn(f"The result is not kept for later runs. {error}")
-            return ""
 
     def _look(self) -> tuple[Facts, float, float]:
         """Trains the start alone. Returns its facts, its speed, and the seconds that it took.
@@ -343,3 +333,14 @@ class _Search:
         if self.training is None:  # a script has no tables
             return dict(changes)
         return tables_of(changes, self.training, self.facts) if changes else {}
+
+
+def kept_for_later(recipe: Recipe, report: TuneReport) -> str:
+    """Keeps a result for later runs of the recipe. Returns the file; empty if nothing is kept."""
+    if report.speedup is None:
+        return ""
+    try:
+        return str(keep(recipe, report.settings, report.speedup) or "")
+    except (TfoptError, OSError) as error:  # the result of minutes is not lost for it
+        warn(f"The result is not kept for later runs. {error}")
+        return ""

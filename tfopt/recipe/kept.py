@@ -35,7 +35,7 @@ from tfopt.training.distributed.cluster import find_cluster
 
 VARIABLE = "TFOPT_CACHE_DIR"
 # The settings that may be kept, where a recipe says "auto". The cache is not: what fits into the memory changes.
-KEPT = (
+MAY_BE_KEPT = (
     *("training.precision", "training.jit_compile", "training.strategy", "training.steps_per_execution"),
     *("training.prefetch", "data.augment.where"),
 )
@@ -48,7 +48,7 @@ IS_OWN = json_with("of", "settings", "speedup")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured(Record):
+class Kept(Record):
     """Settings that were measured to be faster than those that tfopt decides.
 
     Attributes:
@@ -87,21 +87,21 @@ def keep(recipe: Recipe, settings: Mapping[str, Any], speedup: Estimate) -> Path
     if file is None or not _may_have(recipe, settings):
         return None
     made = datetime.date.today().isoformat()
-    found = Measured(recipe=recipe.name, made=made, of=of or {}, settings=settings, speedup=speedup)
+    found = Kept(recipe=recipe.name, made=made, of=of or {}, settings=settings, speedup=speedup)
     with writing_to(file.parent):
         file.parent.mkdir(parents=True, exist_ok=True)
     write_own(file, found.to_json(), IS_OWN)
     return file
 
 
-def with_measured(recipe: Recipe) -> tuple[Recipe, dict[str, Reason]]:
+def with_kept(recipe: Recipe) -> tuple[Recipe, dict[str, Reason]]:
     """Returns the recipe with the settings that were measured for it here, and their reasons by setting.
 
     Warns:
         TfoptWarning: There are such settings, and they cannot be read.
     Example:
         >>> recipe = Recipe(name="never tuned")
-        >>> with_measured(recipe) == (recipe, {})
+        >>> with_kept(recipe) == (recipe, {})
         True
     """
     of = _training(recipe)
@@ -109,8 +109,8 @@ def with_measured(recipe: Recipe) -> tuple[Recipe, dict[str, Reason]]:
     if file is None or not os.path.lexists(file):
         return recipe, {}
     try:
-        found = record_of(Measured, read_stored(file))
-        own = record_of(Measured, replace(found, of=of or {}).to_json())  # as JSON has its values
+        found = record_of(Kept, read_stored(file))
+        own = record_of(Kept, replace(found, of=of or {}).to_json())  # as JSON has its values
         if found != own or not _may_have(recipe, found.settings):
             raise ConfigError("It must be as tfopt tune wrote it.")
         changed = with_changes(recipe, found.settings)
@@ -173,7 +173,7 @@ def _file(of: Mapping[str, Any] | None) -> Path | None:
 
 def _may_have(recipe: Recipe, settings: Mapping[str, Any]) -> bool:
     """Returns whether the recipe leaves all of these settings to tfopt."""
-    return all(path in KEPT and _value(recipe, path) == "auto" for path, _ in flat(settings))
+    return all(path in MAY_BE_KEPT and _value(recipe, path) == "auto" for path, _ in flat(settings))
 
 
 def _value(recipe: Recipe, path: str) -> Any:

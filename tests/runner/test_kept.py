@@ -11,8 +11,8 @@ from rich.console import Console
 import tfopt
 from tfopt import TrainingConfig
 from tfopt.errors import ConfigError, TfoptWarning
-from tfopt.recipe import TeacherConfig, measured
-from tfopt.recipe.measured import Reason, keep, with_measured
+from tfopt.recipe import TeacherConfig, kept
+from tfopt.recipe.kept import Reason, keep, with_kept
 from tfopt.report import Decision
 from tfopt.runner.recipe_run import told
 from tfopt.timing import Estimate
@@ -60,7 +60,7 @@ def test_a_reason_is_told_for_its_own_value_alone():
 def test_only_the_same_training_on_the_same_machine_takes_it(monkeypatch):
     keep(RECIPE, SETTINGS, FASTER)
     same = with_training(epochs=9, learning_rate=0.5, seed=3)
-    assert with_measured(same)[0].training == dataclasses.replace(same.training, **SETTINGS["training"])
+    assert with_kept(same)[0].training == dataclasses.replace(same.training, **SETTINGS["training"])
     for other in (
         with_training(global_batch_size=16),
         with_training(precision="auto"),
@@ -70,11 +70,11 @@ def test_only_the_same_training_on_the_same_machine_takes_it(monkeypatch):
         RECIPE.quick(),
         with_training(checkpoint_dir="steps"),  # it may have begun with other settings
     ):
-        assert with_measured(other) == (other, {})
-    machine = measured.detect()
+        assert with_kept(other) == (other, {})
+    machine = kept.detect()
     for another in ({"cpu_model": "another"}, {"logical_cores": 99}, {"tensorflow_version": "2.99.0"}):
-        monkeypatch.setattr(measured, "detect", lambda another=another: dataclasses.replace(machine, **another))
-        assert with_measured(RECIPE) == (RECIPE, {})
+        monkeypatch.setattr(kept, "detect", lambda another=another: dataclasses.replace(machine, **another))
+        assert with_kept(RECIPE) == (RECIPE, {})
 
 
 def test_workers_and_trainings_with_checkpoints_keep_nothing(folder, monkeypatch):
@@ -93,9 +93,9 @@ def test_a_relative_path_names_files_of_the_working_directory(folder, monkeypatc
         (folder / name / "photos").mkdir(parents=True)
     monkeypatch.chdir(folder / "here")
     keep(recipe, SETTINGS, FASTER)
-    assert with_measured(recipe)[1]
+    assert with_kept(recipe)[1]
     monkeypatch.chdir(folder / "there")
-    assert with_measured(recipe) == (recipe, {})
+    assert with_kept(recipe) == (recipe, {})
 
 
 def test_a_parent_teaches_later_stages_so_its_recipe_takes_what_its_training_was_measured_with():
@@ -103,7 +103,7 @@ def test_a_parent_teaches_later_stages_so_its_recipe_takes_what_its_training_was
         RECIPE, distillation=TeacherConfig(teacher="parent"), pruning=tfopt.PruningConfig(epochs=1)
     )
     keep(RECIPE, SETTINGS, FASTER)  # the recipe of a search has neither
-    assert with_measured(taught)[0].training.prefetch == 5
+    assert with_kept(taught)[0].training.prefetch == 5
 
 
 def test_what_the_recipe_asks_for_is_never_replaced(folder):
@@ -117,13 +117,13 @@ def test_an_empty_directory_keeps_and_takes_nothing(folder, monkeypatch):
     keep(RECIPE, SETTINGS, FASTER)
     monkeypatch.setenv("TFOPT_CACHE_DIR", "")
     assert keep(RECIPE, SETTINGS, FASTER) is None
-    assert with_measured(RECIPE) == (RECIPE, {})
+    assert with_kept(RECIPE) == (RECIPE, {})
 
 
 def test_a_later_search_replaces_it():
     keep(RECIPE, SETTINGS, FASTER)
     keep(RECIPE, {"training": {"prefetch": 7}}, FASTER)
-    assert with_measured(RECIPE)[0] == with_training(prefetch=7)
+    assert with_kept(RECIPE)[0] == with_training(prefetch=7)
 
 
 SPOILT = {
@@ -141,7 +141,7 @@ def test_a_damaged_file_is_told_and_the_run_goes_without_it(spoil):
     file = keep(RECIPE, SETTINGS, FASTER)
     file.write_text(SPOILT[spoil](json.loads(file.read_text())))
     with pytest.warns(TfoptWarning, match="cannot be read, so it runs without"):
-        assert with_measured(RECIPE) == (RECIPE, {})
+        assert with_kept(RECIPE) == (RECIPE, {})
     if spoil == "foreign":
         with pytest.raises(ConfigError, match="only if tfopt wrote it"):
             keep(RECIPE, SETTINGS, FASTER)
@@ -153,12 +153,12 @@ def test_what_is_no_file_is_told():
     file.unlink()
     os.mkfifo(file)
     with pytest.warns(TfoptWarning, match="it is no file on disk"):
-        assert with_measured(RECIPE) == (RECIPE, {})
+        assert with_kept(RECIPE) == (RECIPE, {})
 
 
 @pytest.mark.parametrize("place", ["/dev/null/below", "~nobody-of-this-name/x", "/proc/none", "a" * 300])
 def test_a_place_that_cannot_be_stops_no_run_and_loses_no_result(place, monkeypatch):
     monkeypatch.setenv("TFOPT_CACHE_DIR", place)
-    assert with_measured(RECIPE) == (RECIPE, {})
+    assert with_kept(RECIPE) == (RECIPE, {})
     with contextlib.suppress(tfopt.TfoptError, OSError):  # which a search tells as a warning
         assert keep(RECIPE, SETTINGS, FASTER) is None
