@@ -20,6 +20,7 @@ import tensorflow as tf
 from forking.fresh_python import FreshPython, write_interpreter
 from hypothesis import Phase, settings
 
+sys.modules["openvino_telemetry"] = None  # tests import OpenVINO too, which would fork this process to report it
 started = time.monotonic()
 # Minutes after which no other test begins: CI ends on a slow machine too, and its log lists what was left out.
 BUDGET_MIN = float(os.environ.get("TEST_BUDGET_MINUTES", "inf"))

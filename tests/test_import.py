@@ -25,7 +25,7 @@ def test_importing_tfopt_loads_nothing_slow_and_prints_nothing(fresh_python):
 
 
 STATE = """
-import os, random, sys, warnings
+import os, random, sys, threading, warnings
 import keras
 import numpy as np
 import tensorflow as tf
@@ -48,6 +48,11 @@ def state():
 
 import pydantic, tyro, rich, jinja2, psutil, pynvml, tomli_w  # what is theirs is not ours
 before = state()
+for name in ("CI", "TF_BUILD", "JENKINS_URL"):  # packages that report their use do not in CI
+    os.environ.pop(name, None)
+before["environment"], threads = dict(os.environ), threading.active_count()
+forbidden, seen = {"os.fork", "subprocess.Popen", "socket.connect", "socket.getaddrinfo"}, []
+sys.addaudithook(lambda event, arguments: seen.append((event, arguments)) if event in forbidden else None)
 import pkgutil, importlib, tfopt
 from tfopt import *
 for module in pkgutil.walk_packages(tfopt.__path__, "tfopt."):
@@ -58,6 +63,8 @@ after = state()
 assert before["context"] is False
 for name in before:
     assert before[name] == after[name], (name, before[name], after[name])
+assert threading.active_count() == threads, threading.enumerate()
+assert not seen, seen
 # The devices can still be configured, which TensorFlow refuses once it has started.
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
@@ -65,7 +72,7 @@ print(*{name.split(".")[0] for name in sys.modules})
 """
 
 
-def test_importing_everything_and_planning_changes_no_global_state_and_starts_no_device(fresh_python):
+def test_importing_everything_and_planning_changes_no_global_state_and_starts_no_device_thread_or_process(fresh_python):
     loaded = fresh_python("-c", STATE, imported="keras", check=True).stdout.split()
     assert "tensorflow" in loaded
     # Only a tf_keras model or a schedule of theirs needs these.

@@ -6,6 +6,7 @@ A further format is an entry of `FORMATS`, a package with a module `write`, and 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,22 +20,29 @@ from tfopt.errors import ConfigError
 LOADED = {"ai_edge_litert": "ai_edge_litert.interpreter"}  # the module that loads a package's libraries
 
 TELEMETRY = "ORT_DISABLE_TELEMETRY"
+SENDS = "openvino_telemetry"
 
 
 @contextmanager
-def _without_telemetry() -> Iterator[None]:
-    """Keeps ONNX Runtime from sending events and leaving files in TMPDIR: it decides as it is imported.
+def without_telemetry() -> Iterator[None]:
+    """Imports ONNX Runtime and OpenVINO in its block so that they send no events. Both decide as they are imported.
 
-    Whoever has set the variable decides otherwise. It is as before at the end.
+    ONNX Runtime would leave files in TMPDIR too. OpenVINO would fork the process, the threads of TensorFlow and all,
+    and leave files in the home directory. Whoever has set the variable, or imported OpenVINO before, decides otherwise.
+    All is as before at the end.
     """
-    if TELEMETRY in os.environ:
-        yield
-        return
-    os.environ[TELEMETRY] = "1"
+    variable, module = TELEMETRY not in os.environ, SENDS not in sys.modules
+    if variable:
+        os.environ[TELEMETRY] = "1"
+    if module:
+        sys.modules[SENDS] = None  # type: ignore[assignment] # OpenVINO does without it
     try:
         yield
     finally:
-        del os.environ[TELEMETRY]
+        if variable:
+            del os.environ[TELEMETRY]
+        if module:
+            del sys.modules[SENDS]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +98,7 @@ class FileFormat:
         self.check_packages()
         for name in self.packages:
             try:
-                with _without_telemetry():
+                with without_telemetry():
                     import_module(LOADED.get(name, name))
             except ImportError as error:
                 raise ConfigError(

@@ -5,14 +5,15 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-import openvino
-
 from tfopt.errors import UnsupportedModelError
 from tfopt.exporting.config import DEFAULT_SIGNATURE, ExportConfig
-from tfopt.exporting.formats import FORMATS
+from tfopt.exporting.formats import FORMATS, without_telemetry
 from tfopt.exporting.lowering import Lowered
 from tfopt.exporting.onnx.strides import slice_before_strided_products
 from tfopt.exporting.onnx.write import onnx_model
+
+with without_telemetry():
+    import openvino
 
 
 def write(lowered: Lowered, directory: Path, config: ExportConfig) -> None:

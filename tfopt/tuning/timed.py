@@ -15,6 +15,7 @@ from tfopt.training.step.runtime import is_trained_by_tfopt
 from tfopt.tuning.facts import Facts
 
 MOST_STEPS, MOST_EPOCHS = 1000, 100  # of a window
+LOOKS = 3  # at an epoch that seems long enough: what else the machine does, or a trace, lengthens some
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,11 +88,16 @@ class TimedFit:
 
         An epoch of the fewest steps, which takes `least_s`, is mostly that.
         """
-        steps, epoch_s, beginning_s = fewest, 0.0, 0.0
-        while steps < min(longest, MOST_STEPS) and epoch_s < window_s + 4 * beginning_s:
-            steps = min(2 * steps, longest)
-            step_s = min(self.steps_s(steps, 2))
-            epoch_s, beginning_s = steps * step_s, max(least_s - fewest * step_s, 0.0)
+        steps, epoch_s = fewest, least_s
+        while steps < min(longest, MOST_STEPS):
+            steps, epoch_s = min(2 * steps, longest), math.inf
+            for _ in range(LOOKS):
+                epoch_s = min(epoch_s, steps * min(self.steps_s(steps, 2)))
+                beginning_s = max(least_s - fewest * epoch_s / steps, 0.0)
+                if epoch_s < window_s + 4 * beginning_s:
+                    break
+            else:
+                break
         self._epochs = min(max(math.ceil(window_s / max(epoch_s, least_s)), 1), MOST_EPOCHS)
         return steps
 

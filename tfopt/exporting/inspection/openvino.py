@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from openvino.frontend import FrontEndManager
 
+from tfopt.exporting.formats import without_telemetry
 from tfopt.exporting.inspection.contents import (
     Contents,
     Node,
@@ -24,6 +24,9 @@ from tfopt.exporting.inspection.contents import (
 )
 from tfopt.exporting.manifest import TensorRecord
 from tfopt.profiling.cost.flops import einsum_multiply_adds
+
+with without_telemetry():
+    from openvino.frontend import FrontEndManager
 
 Shape = Sequence[int]
 WEIGHTS = ".bin"

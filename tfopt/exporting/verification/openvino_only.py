@@ -12,7 +12,8 @@ from typing import Any
 
 BLOCKED = ("tensorflow", "keras", "tf_keras", "onnx", "onnxruntime", "tfopt")
 if __name__ == "served_runtime":
-    sys.modules.update(dict.fromkeys(BLOCKED))  # type: ignore[arg-type]
+    # Its telemetry would fork this process as OpenVINO is imported, and report the use to its maker.
+    sys.modules.update(dict.fromkeys((*BLOCKED, "openvino_telemetry")))  # type: ignore[arg-type]
 
 import numpy as np  # noqa: E402
 import openvino  # noqa: E402
