@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -27,6 +28,31 @@ def eager_generator() -> Any:
 def eager_context() -> Any:
     """Returns the state of eager execution: `context()` of tensorflow.python.eager; there is no public access."""
     return imported("tensorflow.python.eager.context", "context", takes=())()
+
+
+@contextlib.contextmanager
+def custom_gradients_forgotten() -> Iterator[None]:
+    """Removes what TensorFlow registers of `tf.custom_gradient` in each trace, for what is traced in its block.
+
+    The registry, `gradient_registry` of tensorflow.python.framework.ops, never lets go of an entry. Each holds the
+    graph and what it has captured: all variables of the model and of its optimizer, whose sum over replicas has such a
+    gradient even on one device. So each model that was trained stays in memory. A tape does not ask the registry for
+    operations of its own graph, but the block must take all gradients that it needs. Functions that it calls keep
+    theirs.
+    """
+    if tf.executing_eagerly():
+        yield
+        return
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    try:
+        yield
+    finally:
+        entries = private(imported("tensorflow.python.framework.ops", "gradient_registry"), "_registry")
+        for operation in graph.get_operations()[before:]:
+            if operation.type == "IdentityN":
+                with contextlib.suppress(ValueError):  # it has no gradient of its own
+                    entries.pop(operation.get_attr("_gradient_op_type").decode(), None)
 
 
 def has_started() -> bool:

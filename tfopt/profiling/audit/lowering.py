@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfopt.compat.tensorflow import register_xla_kernels
+from tfopt.compat.tensorflow import custom_gradients_forgotten, register_xla_kernels
 
 
 def why_not_lowered(function: Any, *specs: Any) -> Exception | None:
@@ -48,6 +48,7 @@ def gradients_of_values(model: keras.Model, batch: Any) -> tuple[Any, tuple[Any,
     trained = {id(each) for each in model.trainable_variables}
     flat = [each for each in keras.tree.flatten(batch) if each is not None]
 
+    @custom_gradients_forgotten()
     def gradients(*arguments: Any) -> Any:  # flat, since XLA is told nothing of structures
         values, given = arguments[: len(variables)], iter(arguments[len(variables) :])
         filled = keras.tree.map_structure(lambda spec: None if spec is None else next(given), batch)

@@ -20,6 +20,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.compat.tensorflow import custom_gradients_forgotten
 from tfopt.errors import ConfigError, UnsupportedModelError, unknown_name
 from tfopt.models.structure import output_layers
 from tfopt.models.unbuilt_copy import unbuilt_copy
@@ -284,21 +285,22 @@ def _step_graph(model: keras.Model, optimizer: keras.optimizers.Optimizer, specs
     found: list[Any] = []
 
     def step(inputs: Any) -> Any:
-        with tf.GradientTape() as tape:
-            outputs = keras.tree.flatten(model(inputs, training=True))
-            loss = tf.add_n(
-                [_loss(output) for output in outputs] + [tf.cast(each, tf.float32) for each in model.losses]
-            )
-            scaled = optimizer.scale_loss(loss)
-        gradients = tape.gradient(scaled, [variable.value for variable in model.trainable_variables])
-        pairs = [
-            (gradient, variable)
-            for gradient, variable in zip(gradients, model.trainable_variables, strict=True)
-            if gradient is not None
-        ]
-        found.extend(tf.convert_to_tensor(gradient) for gradient, _ in pairs)
-        optimizer.apply_gradients(pairs)
-        return loss
+        with custom_gradients_forgotten():
+            with tf.GradientTape() as tape:
+                outputs = keras.tree.flatten(model(inputs, training=True))
+                loss = tf.add_n(
+                    [_loss(output) for output in outputs] + [tf.cast(each, tf.float32) for each in model.losses]
+                )
+                scaled = optimizer.scale_loss(loss)
+            gradients = tape.gradient(scaled, [variable.value for variable in model.trainable_variables])
+            pairs = [
+                (gradient, variable)
+                for gradient, variable in zip(gradients, model.trainable_variables, strict=True)
+                if gradient is not None
+            ]
+            found.extend(tf.convert_to_tensor(gradient) for gradient, _ in pairs)
+            optimizer.apply_gradients(pairs)
+            return loss
 
     return tf.function(step).get_concrete_function(specs).graph, found
 

@@ -18,6 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfopt.compat.tensorflow import custom_gradients_forgotten
 from tfopt.compat.trainer import built_under, symbolic_build
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.profiling.cost.bytes import kernels, moved_bytes
@@ -126,6 +127,7 @@ def train_graph(model: keras.Model, batch: Any) -> tuple[Any, int]:
         if model.optimizer is not None and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
 
+    @custom_gradients_forgotten()
     def step(*data: Any) -> Any:
         taken = data[0] if is_alone else data
         return model.train_step(taken) if strategy is None else strategy.run(model.train_step, (taken,))

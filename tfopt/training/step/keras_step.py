@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfopt.compat.tensorflow import custom_gradients_forgotten
 from tfopt.training.step.step import or_none, without_islands
 
 
@@ -37,6 +38,7 @@ class KerasStep:
 
     def _run(self, step: Callable[[Any], Any], data: Any) -> Any:
         with without_islands(self.jit_compile):
+            step = custom_gradients_forgotten()(step)
             logs = self._strategy.run(step, args=(keras.tree.map_structure(or_none, data),))
         of_replicas = self._strategy.experimental_local_results
         return keras.tree.map_structure(lambda value: tf.reduce_mean(of_replicas(value), axis=0), logs)

@@ -40,6 +40,7 @@ import tensorflow as tf
 from tfopt.compat.layers import takes_training
 from tfopt.compat.optimizers import gradients_already_summed
 from tfopt.compat.plain import plain_operations
+from tfopt.compat.tensorflow import custom_gradients_forgotten
 from tfopt.compat.trainer import built_under, loss_tracker, losses_not_scaled, symbolic_call
 from tfopt.training.checkpointing.state import differs_between_replicas
 from tfopt.training.losses import Part, compute_loss, counts_of, parts_in_words, visible_reductions
@@ -144,11 +145,11 @@ class Step:
         return batch if self._augment is None or batch is None else self._augment.spec(*_unpack(batch))
 
     def _compiled(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
+        function = custom_gradients_forgotten()(function)
         return self._traced(function, True) if jit_compile else function
 
     def _traced(self, function: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
-        # A partial: see StepRunner.
-        partial = functools.partial(tf.autograph.experimental.do_not_convert(function))
+        partial = functools.partial(tf.autograph.experimental.do_not_convert(function))  # see StepRunner
         traced = tf.function(partial, jit_compile=jit_compile or None, reduce_retracing=True)
         return lambda *args: (function if self._model.run_eagerly else traced)(*args)
 
@@ -179,6 +180,7 @@ class Step:
 
         self._strategy.run(average)
 
+    @custom_gradients_forgotten()
     def _train_on_replica(self, data: Any, noise: Noise) -> None:
         x, y, weight = _unpack(data)
         context = tf.distribute.get_replica_context()
@@ -346,10 +348,7 @@ class Step:
 def without_islands(jit_compile: bool) -> contextlib.AbstractContextManager[None]:
     """Returns a scope for tracing a model, in which Keras' layers make no detours, such as XLA for one convolution.
 
-    It is for CPUs, where that was measured. XLA, where it compiles the whole step, inlines such convolutions anyway.
-
-    Args:
-        jit_compile: Whether XLA compiles what is traced.
+    It is for CPUs, where that was measured. XLA, where it compiles all that is traced, inlines these convolutions.
     """
     on_cpus = all(device.device_type == "CPU" for device in tf.config.list_logical_devices())
     return plain_operations(gradients=True) if on_cpus and not jit_compile else contextlib.nullcontext()
