@@ -259,3 +259,11 @@ def test_the_benchmark_of_recurrent_layers_compares_both_exports(fresh_python, t
     rows = json.loads(out.read_text())["rows"]
     assert [row["kind"] for row in rows] == ["LSTM", "GRU", "Bidirectional LSTM", "Bidirectional GRU"]
     assert all(figures["difference"] < 1e-5 for row in rows for figures in row["batch"].values())
+
+
+@pytest.mark.slow
+def test_trained_models_leave_memory(fresh_python, tmp_path):
+    out = tmp_path / "memory_kept.json"
+    _run(fresh_python, "memory_kept.py", "--quick", "--out", str(out))
+    growth = json.loads(out.read_text())["growth_mib"]
+    assert growth["tfopt"] < 0.5 * growth["keras"]
