@@ -334,6 +334,10 @@ NAMES = [
     Name("t.variable", "_value", "optimizers.value_of(t.variable)"),
     Name("t.variable", "_value", "optimizers.make_anew(t.variable)"),
     # TensorFlow
+    Name("of_tf('framework.ops').gradient_registry", "_registry", "enter(tensorflow.custom_gradients_forgotten())"),
+    Name(
+        "of_tf('framework.ops')", "get_gradient_function", "enter(tensorflow.custom_gradients_forgotten())", takes=True
+    ),
     Name("of_tf('eager.context')", "context", "tensorflow.eager_context()", takes=True),
     Name("of_tf('eager.context').context()", "_seed", "tensorflow.eager_seed()"),
     Name("of_tf('eager.context').context()", "_rng", "tensorflow.eager_generator()"),

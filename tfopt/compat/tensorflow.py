@@ -40,6 +40,8 @@ def custom_gradients_forgotten() -> Iterator[None]:
     operations of its own graph, but the block must take all gradients that it needs. Functions that it calls keep
     theirs.
     """
+    entries = private(imported("tensorflow.python.framework.ops", "gradient_registry"), "_registry")
+    gradient_of = imported("tensorflow.python.framework.ops", "get_gradient_function", takes=("op",))
     if tf.executing_eagerly():
         yield
         return
@@ -48,11 +50,14 @@ def custom_gradients_forgotten() -> Iterator[None]:
     try:
         yield
     finally:
-        entries = private(imported("tensorflow.python.framework.ops", "gradient_registry"), "_registry")
+        found = set()
         for operation in graph.get_operations()[before:]:
             if operation.type == "IdentityN":
-                with contextlib.suppress(ValueError):  # it has no gradient of its own
-                    entries.pop(operation.get_attr("_gradient_op_type").decode(), None)
+                with contextlib.suppress(LookupError):  # a block in this one has removed it
+                    found.add(gradient_of(operation))
+        for name in [name for name in entries if name.startswith("CustomGradient-")]:
+            if entries[name]["type"] in found:
+                del entries[name]
 
 
 def has_started() -> bool:

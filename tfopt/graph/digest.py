@@ -18,6 +18,8 @@ NAMES = ("shared_name", "container")
 def digests(graph: FrozenGraph) -> tuple[str, str]:
     """Returns checksums of a graph's operations and of its constants, which do not depend on the names of nodes.
 
+    Control inputs do not count: they decide when a node runs, and TensorFlow writes those of a node in any order.
+
     Example:
         >>> import keras
         >>> from tfopt.graph.unfolded import freeze_unfolded
@@ -43,7 +45,7 @@ def digests(graph: FrozenGraph) -> tuple[str, str]:
     layers.update(" ".join(number(spec.name) for spec in graph.inputs.values()).encode())  # which input is which
     for name in queue:  # grows while it is read
         node = nodes[name]
-        layers.update(" ".join(map(number, node.input)).encode())
+        layers.update(" ".join(map(number, _data_inputs(node))).encode())
         for part in _described(node, functions, skipped="value" if node.op == "Const" else None):
             layers.update(part)
         if node.op == "Const":
@@ -55,6 +57,10 @@ def digests(graph: FrozenGraph) -> tuple[str, str]:
     return layers.hexdigest(), weights.hexdigest()
 
 
+def _data_inputs(node: Any) -> list[str]:
+    return [tensor for tensor in node.input if not tensor.startswith("^")]
+
+
 def _described_function(function: Any, functions: Mapping[str, Any]) -> Iterator[bytes]:
     """Yields what a function computes; its nodes and arguments are numbered by their places."""
     arguments = [each.name for each in function.signature.input_arg]
@@ -62,10 +68,10 @@ def _described_function(function: Any, functions: Mapping[str, Any]) -> Iterator
 
     def numbered(tensor: str) -> str:
         name, _, output = tensor.partition(":")
-        return f"{'^' * tensor.startswith('^')}{numbers[name.lstrip('^')]}:{output}"
+        return f"{numbers[name]}:{output}"
 
     for inner in function.node_def:
-        yield " ".join(map(numbered, inner.input)).encode()
+        yield " ".join(map(numbered, _data_inputs(inner))).encode()
         yield from _described(inner, functions)
     yield " ".join(numbered(function.ret[each.name]) for each in function.signature.output_arg).encode()
 
