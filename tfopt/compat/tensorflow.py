@@ -55,9 +55,9 @@ def custom_gradients_forgotten() -> Iterator[None]:
             if operation.type == "IdentityN":
                 with contextlib.suppress(LookupError):  # a block in this one has removed it
                     found.add(gradient_of(operation))
-        for name in [name for name in entries if name.startswith("CustomGradient-")]:
-            if entries[name]["type"] in found:
-                del entries[name]
+        for name, entry in list(entries.items()):
+            if name.startswith("CustomGradient-") and entry["type"] in found:
+                entries.pop(name, None)
 
 
 def has_started() -> bool:

@@ -91,7 +91,7 @@ class TimedFit:
         steps, epoch_s = fewest, least_s
         while steps < min(longest, MOST_STEPS):
             steps, epoch_s = min(2 * steps, longest), math.inf
-            for _ in range(LOOKS):
+            for _ in range(LOOKS if steps < longest else 1):
                 epoch_s = min(epoch_s, steps * min(self.steps_s(steps, 2)))
                 beginning_s = max(least_s - fewest * epoch_s / steps, 0.0)
                 if epoch_s < window_s + 4 * beginning_s:

@@ -37,8 +37,7 @@ class KerasStep:
         return self._run(self._model.test_step, data)
 
     def _run(self, step: Callable[[Any], Any], data: Any) -> Any:
-        with without_islands(self.jit_compile):
-            step = custom_gradients_forgotten()(step)
+        with without_islands(self.jit_compile), custom_gradients_forgotten():
             logs = self._strategy.run(step, args=(keras.tree.map_structure(or_none, data),))
         of_replicas = self._strategy.experimental_local_results
         return keras.tree.map_structure(lambda value: tf.reduce_mean(of_replicas(value), axis=0), logs)

@@ -101,7 +101,7 @@ class Step:
         self._forward_backward = self._compiled(self._forward_backward_once, inner)
         self._forward = self._compiled(self._forward_once, inner)
         self._update = self._compiled(self._apply_gradients, inner and not distributed)
-        self._train_one_device = self._traced(self._train_on_replica, whole)
+        self._train_one_device = self._traced(custom_gradients_forgotten()(self._train_on_replica), whole)
         self._test_one_device = self._traced(self._test_on_replica, whole)
 
     def prepare(self, spec: Any) -> None:
@@ -124,7 +124,7 @@ class Step:
 
     def train(self, data: Any, noise: Noise = None) -> None:
         """Trains on one batch, distributed or not, and updates the model's metrics. Measures the noise, if given."""
-        with without_islands(self.jit_compile):
+        with without_islands(self.jit_compile), custom_gradients_forgotten():  # once for all replicas
             if not self.is_distributed:
                 self._train_one_device(self._augmented(data), noise)
                 return
@@ -180,7 +180,6 @@ class Step:
 
         self._strategy.run(average)
 
-    @custom_gradients_forgotten()
     def _train_on_replica(self, data: Any, noise: Noise) -> None:
         x, y, weight = _unpack(data)
         context = tf.distribute.get_replica_context()
