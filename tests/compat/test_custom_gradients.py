@@ -1,4 +1,4 @@
-"""A trained model leaves memory: TensorFlow's registry of gradients keeps no graph of it."""
+"""The memory of a trained model is freed: TensorFlow's registry of gradients keeps no graph of it."""
 
 import gc
 import weakref
@@ -94,3 +94,17 @@ def test_functions_that_are_called_keep_theirs_and_eager_gradients_are_as_before
         tape.watch(x)
         y = inner(x)
     assert np.isfinite(tape.gradient(y, x)).all()
+
+
+def test_a_gradient_that_the_user_has_registered_stays():
+    @tf.RegisterGradient("OfTheUser")
+    def triple(operation, gradient):
+        return 3 * gradient
+
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32)
+        with custom_gradients_forgotten(), graph.gradient_override_map({"IdentityN": "OfTheUser"}):
+            (y,) = tf.identity_n([x])
+        (slope,) = tf.gradients(y, x)
+        with tf.compat.v1.Session() as session:
+            assert session.run(slope, {x: 1.0}) == 3
