@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import runpy
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -476,6 +475,12 @@ LEAK = """
 import keras
 import numpy as np
 
+from tfopt.diagnosis.diagnose import DoctorHook
+from tfopt.diagnosis.measured import Measured
+from tfopt.diagnosis.rules import memory
+from tfopt.hardware import detect
+from tfopt.scripts.hook import hooked
+
 kept = []
 
 
@@ -485,27 +490,22 @@ class Keeps(keras.callbacks.Callback):
             kept.append(keras.ops.ones((500, 500)))
 
 
-model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
-model.compile("sgd", "mse", jit_compile=False)
-model.fit(np.zeros((3200, 4)), np.zeros((3200, 1)), batch_size=16, verbose=0, callbacks=[Keeps()])
+with hooked(doctor := DoctorHook(steps=120)):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", jit_compile=False)
+    model.fit(np.zeros((3200, 4)), np.zeros((3200, 1)), batch_size=16, verbose=0, callbacks=[Keeps()])
+found = memory.growing_memory(Measured(doctor.observation, detect()))
+print(len(kept), found if isinstance(found, str) else f"{found.gain} {found.evidence}")
 """
 
 
 @pytest.mark.parametrize("keeps", [True, False])
-def test_memory_that_grows_from_step_to_step_is_named_with_what_is_held(keeps, tmp_path):
-    script = tmp_path / "script.py"
-    script.write_text(LEAK.replace("KEEPS", str(keeps)), encoding="utf-8")
-    with hooked(doctor := DoctorHook(steps=120)):
-        names = runpy.run_path(str(script))
-    found = memory.growing_memory(Measured(doctor.observation, detect()))
-    assert isinstance(found, Diagnosis) == keeps
-    if isinstance(found, Diagnosis):
-        assert len(names["kept"]) == 200
-        assert "tensors of float32 (500, 500) are held" in found.evidence
-        assert "MB in the first quarter of the watched steps" in found.evidence
-        assert found.gain is None
-    else:
-        assert "MB in the last" in found
+def test_memory_that_grows_from_step_to_step_is_named_with_what_is_held(keeps, fresh_python):
+    """In a process of its own: memory that other tests have freed would be taken first."""
+    found = fresh_python("-c", LEAK.replace("KEEPS", str(keeps))).stdout
+    assert found.startswith("200 None " if keeps else "0 ")
+    assert "MB in the first quarter of the watched steps" in found
+    assert ("tensors of float32 (500, 500) are held" in found) == keeps
 
 
 PREDICTS = """
@@ -535,7 +535,7 @@ print(len(seen.resident_bytes), seen.functions, found if isinstance(found, str) 
 
 @pytest.mark.parametrize("grows", [True, False])
 def test_memory_that_grows_from_predict_to_predict_is_named(grows, fresh_python):
-    """In a process of its own: memory that other tests have freed would be taken first."""
+    """In a process of its own, for the same reason."""
     found = fresh_python("-c", PREDICTS.replace("GROWS", str(grows))).stdout
     assert found.startswith("24 24 " if grows else "24 1 ")
     assert "in the first quarter of the 24 calls of predict" in found
