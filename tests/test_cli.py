@@ -238,6 +238,19 @@ def test_sigterm_ends_a_command_as_ctrl_c_does(failing, monkeypatch, tmp_path, c
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_that_a_library_turned_into_its_own_error_ends_a_command(number, code, failing, capsys):
+    def swallowed(words):
+        try:
+            signal.raise_signal(number)
+        except KeyboardInterrupt:
+            raise SystemError("Objects/listobject.c:338: bad argument to internal function") from None
+
+    failing(swallowed)
+    assert main(["fail"]) == code
+    assert "unexpected" not in capsys.readouterr().err
+
+
 def test_ctrl_c_while_the_command_is_imported_shows_no_traceback():
     program = """
 import builtins, runpy, signal

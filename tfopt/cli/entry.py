@@ -35,7 +35,7 @@ from tfopt.cli.programs import (
     split_at_script,
 )
 from tfopt.cli.tune import TuneOptions, tune_command
-from tfopt.errors import unknown_name
+from tfopt.errors import TfoptError, unknown_name
 
 HELP = """\
 usage: tfopt COMMAND [OPTIONS]
@@ -161,7 +161,7 @@ def _run(words: list[str]) -> int:
             raise unknown_name("command", words[0], COMMANDS)
         # A script's own warnings stay as Python shows them.
         warns = contextlib.nullcontext() if words[0] in ("accelerate", "doctor") else _one_line_warnings()
-        with warns, code_of_files_allowed(allow_code), _sigterm_raised(words[0]):
+        with warns, code_of_files_allowed(allow_code), _signals_raised(words[0]):
             return COMMANDS[words[0]](words[1:])
     except (BrokenPipeError, OutputError):
         raise
@@ -183,16 +183,30 @@ def _own(words: Sequence[str]) -> Sequence[str]:
     return words
 
 
-def _sigterm_raised(command: str) -> contextlib.AbstractContextManager[None]:
-    """Turns SIGTERM into an exception. A script that runs in this process has the signal as it is."""
-    is_main = threading.current_thread() is threading.main_thread()  # Python allows a handler there only
-    if not is_main or command in ("accelerate", "doctor") or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-        return contextlib.nullcontext()
+@contextlib.contextmanager
+def _signals_raised(command: str) -> Iterator[None]:
+    """Raises SIGTERM and Ctrl-C as exceptions, also where code in C has turned them into an error of its own.
+
+    A script that runs in this process has the signals as they are.
+    """
+    received: list[type[KeyboardInterrupt]] = []
 
     def end(number: int, frame: FrameType | None) -> None:
-        raise Terminated
+        received.append(Terminated if number == signal.SIGTERM else KeyboardInterrupt)
+        raise received[-1]
 
-    return on_signals([signal.SIGTERM], end)
+    usual = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    is_main = threading.current_thread() is threading.main_thread()  # Python allows a handler there only
+    is_own = is_main and command not in ("accelerate", "doctor")
+    with on_signals([each for each in usual if is_own and signal.getsignal(each) == usual[each]], end):
+        try:
+            yield
+        except (TfoptError, OutputError, BrokenPipeError):
+            raise
+        except Exception as error:
+            if received:
+                raise received[-1] from error
+            raise
 
 
 @contextlib.contextmanager
