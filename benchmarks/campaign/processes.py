@@ -81,6 +81,7 @@ def run(
     *,
     real: bool = False,
     meanwhile: Callable[[int, Path], None] = lambda process, folder: None,
+    afterwards: Callable[[], None] = lambda: None,
 ) -> Ended:
     """Runs `python WORDS` in a directory until it ends, and all that it has started.
 
@@ -91,6 +92,7 @@ def run(
         strike: The signal that it gets.
         real: Whether Python really starts; otherwise the program runs in a fork.
         meanwhile: Is called again and again with the process id and the folder of what it prints.
+        afterwards: Is called when it has ended, before what it leaves is looked for.
     """
     (place / TMP).mkdir(exist_ok=True)
     adopt()
@@ -103,6 +105,7 @@ def run(
         time.sleep(POLL_S)
         code = exit_code(process)
     seconds = time.monotonic() - begin
+    afterwards()
     left = end_the_rest(process, 0.0 if code is None else GRACE_S)
     return Ended(code=code, seconds=seconds, **printed(folder), struck=struck, left=left)
 

@@ -267,10 +267,7 @@ def _run(command: Command, place: Path, limit_s: float, strike: Strike | None = 
         return run(command.words, place, limit_s, strike, real=real)
     client = Client(place, free_port())
     words = [word.replace("PORT", str(client.port)) for word in command.words]
-    try:
-        return run(words, place, limit_s, strike, real=real, meanwhile=client)
-    finally:
-        client.end()
+    return run(words, place, limit_s, strike, real=real, meanwhile=client, afterwards=client.end)
 
 
 def _struck(

@@ -138,6 +138,22 @@ def test_the_examples_are_those_without_a_service(service):
 
 
 @pytest.mark.slow
+def test_a_worker_that_waits_for_its_dispatcher_ends_with_its_parent():
+    worker = [sys.executable, "-m", "tfopt.data.service.serve", *(f"localhost:{free_port()}" for _ in range(2))]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0"}
+    parent = subprocess.Popen(
+        ["sh", "-c", '"$0" "$@" $$ & wait', *worker], stderr=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        assert any("Will retry" in line for line in parent.stderr)
+        (worker,) = workers(parent)
+    finally:
+        parent.kill()
+    _, left = psutil.wait_procs([worker], timeout=30)
+    assert not left
+    parent.communicate()
+
+
 def test_a_killed_worker_ends_the_epoch_with_what_is_lost_and_the_next_epoch_is_whole(service):
     process, address = service
     count = 20_000  # far more batches than the buffers hold: a worker with records has not sent all when it is killed

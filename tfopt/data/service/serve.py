@@ -3,11 +3,13 @@
 A client waits for a worker that has ended until there is one at the same address again; TensorFlow knows no other way
 to go on. So each worker has a port of its own, and a new process takes the port of the one that has ended.
 
-`python -m tfopt.data.service.serve DISPATCHER ADDRESS` is one worker. It ends when the process that started it has.
+`python -m tfopt.data.service.serve DISPATCHER ADDRESS PARENT` is one worker. It ends when the process that started it,
+PARENT, has ended.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -27,6 +29,7 @@ LAST_PORT = 65_535
 MOST_STARTS, SOON_S = 5, 20.0
 END_S = 5.0
 HEARTBEAT_MS = 500
+PR_SET_PDEATHSIG = 1  # of prctl
 STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -101,7 +104,8 @@ def _dispatcher(host: str, port: int) -> object:
 
 def _start(dispatcher: str, address: str) -> subprocess.Popen[str]:
     """Starts a worker. It does not get the signals of this process's terminal: this process ends it."""
-    command = [sys.executable, "-m", "tfopt.data.service.serve", dispatcher.removeprefix("grpc://"), address]
+    words = dispatcher.removeprefix("grpc://"), address, str(os.getpid())
+    command = [sys.executable, "-m", "tfopt.data.service.serve", *words]
     environment = {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, start_new_session=True)
 
@@ -162,10 +166,10 @@ def _stop(number: int, frame: FrameType | None) -> None:
     raise _Stop
 
 
-def _work(dispatcher: str, address: str) -> None:
+def _work(dispatcher: str, address: str, parent: str) -> None:
     """Serves as a worker until the parent process ends."""
-    parent = os.getppid()
-    import tensorflow as tf  # takes seconds, and the parent may have ended meanwhile
+    _end_with(int(parent))
+    import tensorflow as tf
 
     service = tf.data.experimental.service
     host, _, port = address.rpartition(":")
@@ -178,9 +182,20 @@ def _work(dispatcher: str, address: str) -> None:
     server = service.WorkerServer(config)
     listen_only_on(address_of(host), int(port))
     print("ready", flush=True)  # noqa: T201 - the parent waits for this line
-    while os.getppid() == parent:
+    while os.getppid() == int(parent):
         time.sleep(0.5)
     del server
+
+
+def _end_with(parent: int) -> None:
+    """Lets the kernel end this process when its parent has ended, where it can.
+
+    A worker waits in its constructor for a dispatcher, for ever and without leaving the interpreter to other threads.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":
