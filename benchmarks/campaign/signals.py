@@ -37,7 +37,7 @@ from campaign.processes import Ended, Strike, run
 from campaign.serving import Client, free_port, read
 
 KIND = "signals"
-DRAWS = 20
+DRAWS = 200
 IMPORT_S = 5.0  # about how long an interpreter imports
 LEAST_LIMIT_S = 120.0  # and eight times what the command takes
 SIGNALS = ((signal.SIGKILL, "it"), (signal.SIGTERM, "it"), (signal.SIGINT, "its group"), (signal.SIGSTOP, "it"))
@@ -113,7 +113,7 @@ COMMANDS = (
         make=over_an_earlier_one,
         results=artifacts,
         real=False,
-        draws=10,
+        draws=100,
     ),
     Command(
         part="run",
@@ -121,7 +121,7 @@ COMMANDS = (
         make=recipe,
         results=artifacts,
         strikes=SIGNALS + OF_CHILDREN,
-        draws=12,
+        draws=60,
     ),
     Command(part="fit with checkpoints", words=("train.py",), make=training_script("'none'", "True"), results=weights),
     Command(
@@ -130,7 +130,7 @@ COMMANDS = (
         make=training_script("'multi_worker'", "plan.is_chief"),
         results=weights,
         strikes=SIGNALS + OF_WORKERS,
-        draws=10,
+        draws=50,
     ),
     Command(
         part="data convert",
@@ -146,7 +146,7 @@ COMMANDS = (
         strikes=SIGNALS + OF_CHILDREN,
         writes=False,
         serves=True,
-        draws=12,
+        draws=100,
     ),
     Command(
         part="verify",
@@ -155,7 +155,7 @@ COMMANDS = (
         results=_json("parity_max_abs_error", "kernels", "weight_count"),
         strikes=SIGNALS + OF_CHILDREN,
         writes=False,
-        draws=16,
+        draws=160,
     ),
     Command(
         part="bench",
@@ -164,7 +164,7 @@ COMMANDS = (
         results=_measured,
         strikes=SIGNALS + OF_CHILDREN,
         writes=False,
-        draws=10,
+        draws=50,
     ),
     Command(
         part="tune",
@@ -176,7 +176,7 @@ COMMANDS = (
         results=_largest_batch,
         strikes=SIGNALS + OF_CHILDREN,
         writes=False,
-        draws=8,
+        draws=40,
     ),
     Command(
         part="compress",
@@ -184,7 +184,7 @@ COMMANDS = (
         make=recipe,
         results=artifacts,
         strikes=SIGNALS + OF_CHILDREN,
-        draws=3,  # each takes minutes
+        draws=10,  # each takes minutes
     ),
 )
 
