@@ -35,7 +35,7 @@ from tfopt.cli.programs import (
     split_at_script,
 )
 from tfopt.cli.tune import TuneOptions, tune_command
-from tfopt.errors import TfoptError, unknown_name
+from tfopt.errors import unknown_name
 
 HELP = """\
 usage: tfopt COMMAND [OPTIONS]
@@ -185,9 +185,10 @@ def _own(words: Sequence[str]) -> Sequence[str]:
 
 @contextlib.contextmanager
 def _signals_raised(command: str) -> Iterator[None]:
-    """Raises SIGTERM and Ctrl-C as exceptions, also where code in C has turned them into an error of its own.
+    """Raises SIGTERM and Ctrl-C as exceptions, whatever the code that they meet makes of them.
 
-    A script that runs in this process has the signals as they are.
+    Code in C turns them into errors of its own, or prints them and goes on, and tfopt then took a file for damaged. A
+    script that runs in this process has the signals as they are.
     """
     received: list[type[KeyboardInterrupt]] = []
 
@@ -195,18 +196,26 @@ def _signals_raised(command: str) -> Iterator[None]:
         received.append(Terminated if number == signal.SIGTERM else KeyboardInterrupt)
         raise received[-1]
 
+    def until_received(show: Callable[..., object]) -> Callable[..., object]:
+        return lambda *what: None if received else show(*what)
+
     usual = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
     is_main = threading.current_thread() is threading.main_thread()  # Python allows a handler there only
-    is_own = is_main and command not in ("accelerate", "doctor")
-    with on_signals([each for each in usual if is_own and signal.getsignal(each) == usual[each]], end):
-        try:
+    taken = [each for each in usual if is_main and signal.getsignal(each) == usual[each]]
+    if not taken or command in ("accelerate", "doctor"):
+        yield
+        return
+    hooks = sys.excepthook, sys.unraisablehook
+    sys.excepthook, sys.unraisablehook = until_received(hooks[0]), until_received(hooks[1])
+    try:
+        with on_signals(taken, end):
             yield
-        except (TfoptError, OutputError, BrokenPipeError):
-            raise
-        except Exception as error:
-            if received:
-                raise received[-1] from error
-            raise
+    except Exception as error:
+        if received:
+            raise received[-1] from error
+        raise
+    finally:
+        sys.excepthook, sys.unraisablehook = hooks
 
 
 @contextlib.contextmanager
