@@ -121,7 +121,7 @@ COMMANDS = (
         make=recipe,
         results=artifacts,
         strikes=SIGNALS + OF_CHILDREN,
-        draws=60,
+        draws=30,
     ),
     Command(part="fit with checkpoints", words=("train.py",), make=training_script("'none'", "True"), results=weights),
     Command(
@@ -130,7 +130,7 @@ COMMANDS = (
         make=training_script("'multi_worker'", "plan.is_chief"),
         results=weights,
         strikes=SIGNALS + OF_WORKERS,
-        draws=50,
+        draws=30,
     ),
     Command(
         part="data convert",
@@ -164,7 +164,7 @@ COMMANDS = (
         results=_measured,
         strikes=SIGNALS + OF_CHILDREN,
         writes=False,
-        draws=50,
+        draws=30,
     ),
     Command(
         part="tune",
@@ -176,7 +176,7 @@ COMMANDS = (
         results=_largest_batch,
         strikes=SIGNALS + OF_CHILDREN,
         writes=False,
-        draws=40,
+        draws=20,
     ),
     Command(
         part="compress",
@@ -184,7 +184,7 @@ COMMANDS = (
         make=recipe,
         results=artifacts,
         strikes=SIGNALS + OF_CHILDREN,
-        draws=10,  # each takes minutes
+        draws=5,  # each takes minutes
     ),
 )
 
