@@ -44,7 +44,12 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("kind", STEPS)
+COMPILED = [kind for kind in STEPS if "XLA" in kind]
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind in COMPILED else kind for kind in STEPS]
+)
 def test_a_fit_leaves_no_variable(kind, two_replicas):
     settings = {"precision": "float32", "strategy": "none", "jit_compile": False, **STEPS[kind]}
     plan = tfopt.plan(tfopt.TrainingConfig(**settings))

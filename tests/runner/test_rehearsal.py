@@ -148,6 +148,7 @@ def test_the_trial_changes_neither_the_model_nor_the_random_numbers(tmp_path, mo
     assert losses[0] == losses[1]
 
 
+@pytest.mark.slow
 def test_int8_values_that_fade_in_an_untrained_model_end_no_run():
     """The signal of a deep model may be some 1e-12 before it is trained, which LiteRT's steps do not hold."""
     x = np.random.default_rng(0).random((16, 8, 8, 3), np.float32)

@@ -46,6 +46,7 @@ sys.exit(3)
 """
 
 
+@pytest.mark.slow
 def test_the_words_after_a_script_are_its_own(tmp_path, capsys, monkeypatch):
     for name, value in {"SECONDS": 0.1, "SETTLES": 0.02, "TURNS": 4}.items():
         monkeypatch.setattr(experiments, name, value)

@@ -204,6 +204,7 @@ def alone(tmp_path, text, settings, *words):
     return compare({"name": str(script), "words": list(words)}, side.to_dict(), None, str(tmp_path))
 
 
+@pytest.mark.slow
 def test_a_trial_trains_as_the_script_does_without_its_callbacks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     plain = alone(tmp_path, ARRAYS, {}, "1")

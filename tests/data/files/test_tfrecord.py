@@ -241,6 +241,7 @@ def test_images_stay_encoded_and_need_their_folder_no_more(tmp_path, masks):
     assert sum(path.stat().st_size for path in (tmp_path / "again").glob("*.tfrecord")) == report.bytes
 
 
+@pytest.mark.slow
 def test_images_may_be_stored_as_pixels(tmp_path):
     source = photo_folder(tmp_path / "photos")
     report = convert(source, tmp_path / "records", images="pixels")

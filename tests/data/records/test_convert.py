@@ -141,6 +141,7 @@ def test_the_decode_function_of_the_source_is_not_needed(tmp_path):
     assert_same(tfrecord(directory=tmp_path / "a").decoded("train"), examples.decoded("train"))
 
 
+@pytest.mark.slow
 def test_small_records_stay_small(tmp_path):
     """A source may say that its uint8 records are stored instead of its float32 examples."""
     x, y = np.arange(2000, dtype="uint8").reshape(20, 100), np.arange(20)

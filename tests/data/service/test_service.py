@@ -154,6 +154,7 @@ def test_a_worker_that_waits_for_its_dispatcher_ends_with_its_parent():
     parent.communicate()
 
 
+@pytest.mark.slow
 def test_a_killed_worker_ends_the_epoch_with_what_is_lost_and_the_next_epoch_is_whole(service):
     process, address = service
     count = 20_000  # far more batches than the buffers hold: a worker with records has not sent all when it is killed

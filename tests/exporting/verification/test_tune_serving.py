@@ -117,6 +117,7 @@ def test_larger_batches_pay_where_calls_cost_more_than_the_work(models):
     assert report.models[0].tuned.chosen.examples_per_s > 2 * report.models[0].tuned.curve[0].examples_per_s
 
 
+@pytest.mark.slow
 def test_of_several_models_the_one_with_the_least_work_is_named(models):
     before = {name: contents(models / name) for name in ("small", "large", "foreign")}
     paths = [models / name for name in ("large", "small", "foreign")]
