@@ -100,6 +100,17 @@ def test_text_for_a_model_of_numbers_is_told():
         classifier().fit(decided().pipeline((X.astype(str), CLASSES)), verbose=0)
 
 
+@pytest.mark.parametrize("dtype", ["U", "S", object])
+def test_arrays_of_text_are_told_and_tensors_of_text_are_taken(dtype):
+    words = np.array([["red"], ["blue"]] * 8, dtype)
+    reads = keras.layers.StringLookup(vocabulary=["red", "blue"], output_mode="one_hot")
+    model = keras.Sequential([keras.Input((1,), dtype="string"), reads, keras.layers.Dense(3)])
+    compile(model, decided(), loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True), optimizer="sgd")
+    with pytest.raises(ConfigError, match=r"must hold numbers\. Received: an array of dtype (str|bytes|object)"):
+        model.fit(words, CLASSES, verbose=0)
+    model.fit(tf.constant(words), CLASSES, verbose=0)
+
+
 class Raising(keras.layers.Layer):
     def call(self, x):
         raise ValueError("a fault of the model")

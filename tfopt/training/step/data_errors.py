@@ -34,6 +34,7 @@ _LIBRARY = re.compile(r"site-packages|dist-packages|/lib/python\d|__autograph_ge
 _LABEL = re.compile(r"Received a label value of (-?\d+) which is outside the valid range of \[0, (\d+)\)")
 _INDEX = re.compile(r"indices\[([\d,]*)\] = (-?\d+) is not in \[0, (\d+)\)")
 _TEXT = re.compile(r"Cast string to \w+ is not supported")
+_NO_NUMBERS = re.compile(r"Invalid dtype: (str\d*|bytes\d*|object)")
 _COLORS = re.compile(r"\x1b\[\d*m")
 
 
@@ -83,6 +84,16 @@ one, or correct the label.
     return TrainingError(
         f"A batch could not be made: {where}: {words_of(error)}. Look for it in the functions that make the examples, "
         f"or in a value of the data that they do not expect, then train again. {checkpoint}".strip()
+    )
+
+
+def of_arrays(error: ValueError) -> ConfigError | None:
+    """Returns the error for NumPy arrays that hold no numbers, or None if Keras has refused something else."""
+    if (dtype := _NO_NUMBERS.fullmatch(str(error))) is None:
+        return None
+    return ConfigError(
+        f"Arrays for fit must hold numbers. Received: an array of dtype {dtype[1]}. Convert it to numbers; a model "
+        "that begins with a layer that reads text takes tf.constant(array)."
     )
 
 

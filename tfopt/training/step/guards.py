@@ -18,7 +18,7 @@ from tfopt.training.checkpointing.checkpoints import Checkpoints
 from tfopt.training.distributed.cluster import lost_worker
 from tfopt.training.memory import out_of_memory_message
 from tfopt.training.plan import Plan
-from tfopt.training.step.data_errors import explained, find_label_out_of_range
+from tfopt.training.step.data_errors import explained, find_label_out_of_range, of_arrays
 from tfopt.training.step.ledger import Ledger
 
 # To read a loss, Python waits for the device. So it reads the losses of this many calls together.
@@ -45,8 +45,8 @@ class Guard:
 
         Raises:
             TrainingError: The device is out of memory, another worker is lost, or the examples cannot be made.
-            ConfigError: The examples of a batch have different shapes, a class has no weight, or a label or an id is
-                out of range.
+            ConfigError: The examples of a batch have different shapes, a class has no weight, a label or an id is out
+                of range, or an array holds text.
         """
         try:
             yield
@@ -67,6 +67,10 @@ class Guard:
             resuming = f"Training goes on from {newest}." if newest else "There is no checkpoint to go on from."
             if (found := explained(error, class_weight, resuming)) is not None:
                 raise found from error
+            raise
+        except ValueError as error:
+            if self.explains and (misfit := of_arrays(error)) is not None:
+                raise misfit from error
             raise
 
 
