@@ -137,6 +137,7 @@ COMMANDS = (
         words=(*TFOPT, "data", "convert", "digits", "records", "--shards", "4"),
         make=lambda place: None,
         results=records,
+        draws=100,
     ),
     Command(
         part="data serve",
@@ -146,7 +147,7 @@ COMMANDS = (
         strikes=SIGNALS + OF_CHILDREN,
         writes=False,
         serves=True,
-        draws=100,
+        draws=50,
     ),
     Command(
         part="verify",
@@ -155,7 +156,7 @@ COMMANDS = (
         results=_json("parity_max_abs_error", "kernels", "weight_count"),
         strikes=SIGNALS + OF_CHILDREN,
         writes=False,
-        draws=160,
+        draws=60,
     ),
     Command(
         part="bench",
