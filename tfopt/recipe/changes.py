@@ -87,7 +87,7 @@ def check_no_code(values: Mapping[str, Any], path: str = "") -> None:
 
 def check_names(cls: type, values: Mapping[str, Any], path: str) -> None:
     """Raises ConfigError if a name in nested tables is no setting of a dataclass."""
-    known = typing.get_type_hints(cls)
+    known = field_types(cls)
     for name, value in values.items():
         if name not in known:
             raise unknown_name("setting", f"{path}{name}", [f"{path}{entry.name}" for entry in dataclasses.fields(cls)])

@@ -22,7 +22,7 @@ import tyro
 from annotated_types import Ge, Lt
 
 from tfopt.errors import ConfigError
-from tfopt.settings.validation import Remedy
+from tfopt.settings.validation import Remedy, once_for_each_class
 
 T = TypeVar("T")
 
@@ -163,7 +163,8 @@ def flag_paths(cls: type, prefix: str = "") -> list[str]:
     return paths
 
 
-def stages(cls: type) -> dict[str, type]:
+@once_for_each_class
+def stages(cls: type) -> Mapping[str, type]:
     """Returns the fields of a dataclass that hold another dataclass or None, each with that dataclass.
 
     Example:

@@ -19,17 +19,33 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from types import MappingProxyType, NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from weakref import WeakKeyDictionary
 
 from annotated_types import Ge, GroupedMetadata, Gt, Le, Lt, MinLen
 from pydantic import TypeAdapter, ValidationError
 
 from tfopt.errors import ConfigError, unknown_name
 
+Found = TypeVar("Found")
+
 LONGEST_VALUE = 100
 LARGEST = 2**63 - 1  # whole numbers of TensorFlow have 64 bits
 NOT_STORED = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+
+
+def once_for_each_class(function: Callable[[type], Found]) -> Callable[[type], Found]:
+    """Calls a function once for each class: Python compiles the annotations of a class whenever they are asked for."""
+    found: WeakKeyDictionary[type, Found] = WeakKeyDictionary()
+
+    @functools.wraps(function)
+    def of(cls: type) -> Found:
+        if cls not in found:
+            found[cls] = function(cls)
+        return found[cls]
+
+    return of
 
 
 @dataclass(frozen=True)
@@ -54,11 +70,10 @@ def check_fields(config: Any) -> None:
         ...
         tfopt.errors.ConfigError: share must be in [0, 1). Received: share=90.
     """
-    for name, hint in field_types(type(config)).items():
-        if "a name or a function" not in rule(hint):
-            checked = check_value(name, getattr(config, name), hint)
-            if isinstance(checked, int | float | str | tuple):
-                object.__setattr__(config, name, checked)  # a configuration is frozen once it is made
+    for name, hint in _checked_fields(type(config)):
+        checked = check_value(name, getattr(config, name), hint)
+        if isinstance(checked, int | float | str | tuple):
+            object.__setattr__(config, name, checked)  # a configuration is frozen once it is made
 
 
 def check_value(name: str, value: Any, hint: Any) -> Any:
@@ -196,10 +211,16 @@ def rule(hint: Any) -> str:
     return plain.get(bare) or f"a {getattr(bare, '__name__', bare)}"
 
 
-def field_types(config: type) -> dict[str, Any]:
+@once_for_each_class
+def field_types(config: type) -> Mapping[str, Any]:
     """Returns the type of each field of a dataclass, with its annotations."""
     hints = typing.get_type_hints(config, include_extras=True)
-    return {each.name: hints[each.name] for each in dataclasses.fields(config)}
+    return MappingProxyType({each.name: hints[each.name] for each in dataclasses.fields(config)})
+
+
+@once_for_each_class
+def _checked_fields(config: type) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, hint) for name, hint in field_types(config).items() if "a name or a function" not in rule(hint))
 
 
 def _either(words: Sequence[str]) -> str:
