@@ -36,7 +36,13 @@ NOT_STORED = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "
 
 
 def once_for_each_class(function: Callable[[type], Found]) -> Callable[[type], Found]:
-    """Calls a function once for each class: Python compiles the annotations of a class whenever they are asked for."""
+    """Calls a function once for each class: Python compiles the annotations of a class whenever they are asked for.
+
+    Example:
+        >>> names = once_for_each_class(lambda cls: [each.name for each in dataclasses.fields(cls)])
+        >>> names(Remedy), names(Remedy) is names(Remedy)
+        (['sentence'], True)
+    """
     found: WeakKeyDictionary[type, Found] = WeakKeyDictionary()
 
     @functools.wraps(function)
