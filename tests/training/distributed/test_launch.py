@@ -215,6 +215,7 @@ def test_sigterm_lets_the_workers_save(script):
     assert launcher.returncode == 143
     assert sorted(output.splitlines()) == ["[worker 0] saved", "[worker 1] saved"]
     assert "failed" not in errors
+    assert errors.endswith("tfopt: the workers have ended after SIGTERM\n")
     assert gone(started)
 
 
@@ -250,8 +251,9 @@ def test_ctrl_c_ends_the_workers(script):
     launcher = start("--workers", 2, script(WAITING))
     started = processes(launcher, 2)
     launcher.send_signal(signal.SIGINT)
-    launcher.communicate(timeout=300)
+    _, errors = launcher.communicate(timeout=300)
     assert launcher.returncode == 130
+    assert errors.endswith("tfopt: the workers have ended after SIGINT\n")
     assert gone(started)
 
 

@@ -274,6 +274,8 @@ def _result(workers: Sequence[_Worker], received: Sequence[int]) -> int:
         worker for worker in workers if worker.exit_code not in (0, expected) and (received or not worker.stopped)
     ]
     if not failed:
+        if received:
+            sys.stderr.write(f"tfopt: the workers have ended after {signal.Signals(received[0]).name}\n")
         return expected
     # A killed worker writes no traceback, and the others fail because they lost it. So it comes first.
     blamed = min(failed, key=lambda worker: worker.traceback_at or 0.0)
