@@ -185,7 +185,7 @@ COMMANDS = (
         make=recipe,
         results=artifacts,
         strikes=SIGNALS + OF_CHILDREN,
-        draws=5,  # each takes minutes
+        draws=3,  # each takes minutes
     ),
 )
 
