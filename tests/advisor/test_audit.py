@@ -110,6 +110,7 @@ def test_the_command_audits_a_script_up_to_its_fit(tmp_path, capsys):
     script = tmp_path / "train.py"
     script.write_text(
         "import sys, keras, numpy as np\n"
+        "print('before')\n"
         "model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])\n"
         "model.compile('sgd', 'mse')\n"
         "model.fit(np.ones((64, 8)), np.ones((64, 8)), batch_size=int(sys.argv[1]))\n"
@@ -118,7 +119,7 @@ def test_the_command_audits_a_script_up_to_its_fit(tmp_path, capsys):
     assert main(["devices", "--audit", str(script), "--card", "B200", "--json", "--", "16"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["batch_size"], found["card"], found["machine_code"]) == (16, "B200", "ptx")
-    assert f"{script}:4" in found["name"]
+    assert f"{script}:5" in found["name"]
     script.write_text("print('no fit')\n")
     assert main(["devices", "--audit", str(script)]) == 3
     assert "did not call it" in capsys.readouterr().err

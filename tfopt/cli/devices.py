@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -124,7 +126,9 @@ def _audited_script(options: DevicesOptions, path: str, words: list[str]) -> Aud
     # TensorFlow is not started: the script may set environment variables before it imports it.
     from tfopt.cli.audit_script import audit_script
 
-    code, found = audit_script(path, words, options.card)
+    # The standard output is for the JSON alone.
+    with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
+        code, found = audit_script(path, words, options.card)
     if isinstance(found, TrainingError):
         raise found if code == SUCCESS else ConfigError(f"{found} It ended with the exit code {code}.")
     return found

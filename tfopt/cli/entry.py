@@ -10,9 +10,11 @@ import os
 import signal
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from types import FrameType
 
 from tfopt.child_processes import on_signals
@@ -90,6 +92,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "accelerate": accelerate_command,
     "data": data_command,
 }
+OWN_CODE = str(Path(__file__).parents[1])
+LONGEST_WAIT_S, BETWEEN_LOOKS_S = 1.0, 0.01
 OF_SCRIPTS = ("launch", "accelerate")  # the words after these belong to a script
 
 
@@ -187,13 +191,33 @@ def _own(words: Sequence[str]) -> Sequence[str]:
 def _signals_raised(command: str) -> Iterator[None]:
     """Raises SIGTERM and Ctrl-C as exceptions, whatever the code that they meet makes of them.
 
-    Code in C turns them into errors of its own, or prints them and goes on, and tfopt then took a file for damaged. A
-    script that runs in this process has the signals as they are.
+    Code in C that calls Python turns an exception into an error of its own, or prints it and goes on, or breaks:
+    TensorFlow ends in a segmentation fault now and then. So the exception waits until tfopt's own code is met, for a
+    second at most. A script that runs in this process has the signals as they are.
     """
     received: list[type[KeyboardInterrupt]] = []
+    looks: list[threading.Timer] = []
+    looking, latest = threading.Event(), 0.0
+
+    def look_again(number: int) -> None:
+        looking.set()
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
 
     def end(number: int, frame: FrameType | None) -> None:
-        received.append(Terminated if number == signal.SIGTERM else KeyboardInterrupt)
+        nonlocal latest
+        if not received:
+            received.append(Terminated if number == signal.SIGTERM else KeyboardInterrupt)
+            latest = time.monotonic() + LONGEST_WAIT_S
+        elif not looking.is_set():
+            latest = 0.0  # the user insists
+        looking.clear()
+        if time.monotonic() < latest and not _is_own_code(frame):
+            look = threading.Timer(BETWEEN_LOOKS_S, look_again, [number])
+            look.daemon = True
+            with contextlib.suppress(RuntimeError):  # there is no memory for a thread
+                look.start()
+                looks.append(look)
+                return
         raise received[-1]
 
     def until_received(show: Callable[..., object]) -> Callable[..., object]:
@@ -209,13 +233,24 @@ def _signals_raised(command: str) -> Iterator[None]:
     sys.excepthook, sys.unraisablehook = until_received(hooks[0]), until_received(hooks[1])
     try:
         with on_signals(taken, end):
-            yield
+            try:
+                yield
+            finally:
+                for look in looks:
+                    look.cancel()
+                    look.join()
+        if received:
+            raise received[-1]
     except Exception as error:
         if received:
             raise received[-1] from error
         raise
     finally:
         sys.excepthook, sys.unraisablehook = hooks
+
+
+def _is_own_code(frame: FrameType | None) -> bool:
+    return frame is None or frame.f_code.co_filename.startswith(OWN_CODE)
 
 
 @contextlib.contextmanager

@@ -190,7 +190,8 @@ def upstream(nodes: Mapping[str, Any], tensors: Iterable[str], *, control: bool 
 
 def functions_of(node: Any) -> list[str]:
     """Returns the names of the functions that are attributes of a node, such as the bodies of a loop."""
-    return [function.name for value in node.attr.values() for function in (value.func, *value.list.func)]
+    named = (function.name for value in node.attr.values() for function in (value.func, *value.list.func))
+    return [name for name in named if name]
 
 
 def attribute(node: Any, name: str) -> AttrValue:

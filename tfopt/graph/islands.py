@@ -62,7 +62,7 @@ def _obstacle(function: Any, functions: Mapping[str, Any]) -> str:
                 return "TensorFlow's Conv3D knows no groups, and no channels first on a CPU"
             if node.op.startswith("Conv2D") and not is_nhwc(node):
                 return "TensorFlow's Conv2D knows no channels first on every CPU"
-            called = [name for name in functions_of(node) if name]
+            called = functions_of(node)
             if not called and not has_cpu_kernel(node.op):
                 return f"no CPU kernel computes {node.op} without XLA"
             for name in called:

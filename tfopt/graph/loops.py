@@ -45,7 +45,7 @@ def _has_effects(node: Any, functions: Mapping[str, Any], effects: dict[str, boo
     if node.op not in STATELESS:
         definition = op_definition(node.op)
         return definition is None or bool(definition.is_stateful)
-    called = [name for name in functions_of(node) if name]
+    called = functions_of(node)
     for name in called:
         if name not in effects:
             body = functions[name].node_def if name in functions else None

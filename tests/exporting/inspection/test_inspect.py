@@ -126,6 +126,26 @@ def test_the_name_of_the_model_is_left_out_of_those_of_layers(files):
     assert re.search(r"^  int8  1 MatMul: last\w*/MatMul$", text, re.MULTILINE)
 
 
+class Either(layers.Layer):
+    """A product where the sum is positive, and else nothing."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(4, 4))
+
+    def call(self, x):
+        return keras.ops.cond(keras.ops.sum(x) > 0, lambda: keras.ops.matmul(x, self.kernel), lambda: x)
+
+
+def test_each_branch_of_a_condition_counts(tmp_path):
+    model = keras.Sequential([keras.Input((4,)), Either()])
+    model.export(tmp_path / "keras", verbose=False)
+    export(model, tmp_path / "ours")
+    for name in ("keras", "ours"):
+        found = inspect(tmp_path / name)
+        assert (found.multiply_adds, found.parameters) == (16, 16)
+        assert any("each of its branches counts" in note for note in found.notes)
+
+
 @pytest.mark.slow
 def test_loops_count_their_rounds(tmp_path):
     inputs = keras.Input((None, 8))
