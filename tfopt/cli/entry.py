@@ -92,7 +92,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "accelerate": accelerate_command,
     "data": data_command,
 }
-OWN_CODE = str(Path(__file__).parents[1])
+OWN_CODE = f"{Path(__file__).parents[1]}{os.sep}"
 LONGEST_WAIT_S, BETWEEN_LOOKS_S = 1.0, 0.01
 OF_SCRIPTS = ("launch", "accelerate")  # the words after these belong to a script
 
