@@ -147,7 +147,7 @@ COMMANDS = (
         strikes=SIGNALS + OF_CHILDREN,
         writes=False,
         serves=True,
-        draws=50,
+        draws=100,
     ),
     Command(
         part="verify",
