@@ -12,7 +12,9 @@ at the limit. The cells run side by side, because the question is whether it tak
     level_1, level_0        XLA with --xla_gpu_autotune_level: 1 checks no results, 0 takes cuDNN's own choice
     few                     XLA with --xla_gpu_autotune_max_solutions=4
     cached                  XLA with --xla_gpu_per_fusion_autotune_cache_dir, in the second of two processes
-    unfused                 XLA without convolutions that are fused with their bias and activation
+    kept                    XLA with --tf_xla_persistent_cache_directory of TensorFlow, in the second of two processes
+    unfused                 XLA without convolutions that are fused with their bias and activation; unfused_float32 and
+                            unfused_level_0 likewise
 
 "first_s" is the time of the first step, "step_ms" the median of the steps after it. A cell that was ended or failed has
 the reason. Results go to benchmarks/results/gpu-startup-DEVICE.json. Without a GPU the script ends with exit code 2;
@@ -39,7 +41,8 @@ from page_tables import in_a_name
 RESULTS = Path(__file__).parent / "results"
 NO_GPU = 2
 NETWORKS = {"dense": 64, "conv": 64, "resnet50": 128}  # with their batch sizes
-# Each setting: the dtype policy, whether XLA compiles the step, and XLA's flags.
+UNFUSED = "--xla_disable_hlo_passes=cudnn-fused-convolution-rewriter"
+# Each setting: the dtype policy, whether XLA compiles the step, and the flags of XLA or, from "tf_", of TensorFlow.
 SETTINGS: dict[str, tuple[str, bool, str]] = {
     "plain": ("float32", False, ""),
     "xla": ("float32", True, ""),
@@ -49,7 +52,10 @@ SETTINGS: dict[str, tuple[str, bool, str]] = {
     "level_0": ("mixed_bfloat16", True, "--xla_gpu_autotune_level=0"),
     "few": ("mixed_bfloat16", True, "--xla_gpu_autotune_max_solutions=4"),
     "cached": ("mixed_bfloat16", True, "--xla_gpu_per_fusion_autotune_cache_dir={folder}"),
-    "unfused": ("mixed_bfloat16", True, "--xla_disable_hlo_passes=cudnn-fused-convolution-rewriter"),
+    "kept": ("mixed_bfloat16", True, "--tf_xla_persistent_cache_directory={folder}"),
+    "unfused": ("mixed_bfloat16", True, UNFUSED),
+    "unfused_float32": ("float32", True, UNFUSED),
+    "unfused_level_0": ("mixed_bfloat16", True, f"{UNFUSED} --xla_gpu_autotune_level=0"),
 }
 STEPS = 12
 
@@ -119,8 +125,9 @@ def in_fresh_processes(network: str, setting: str, limit_s: float) -> dict[str, 
 
 
 def fresh_process(network: str, setting: str, flags: str, limit_s: float) -> dict[str, Any]:
-    flags = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
-    environment = {**os.environ, "XLA_FLAGS": flags, "TF_FORCE_GPU_ALLOW_GROWTH": "true", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    variable = "TF_XLA_FLAGS" if flags.startswith("--tf_") else "XLA_FLAGS"
+    environment = {**os.environ, "TF_FORCE_GPU_ALLOW_GROWTH": "true", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    environment[variable] = f"{os.environ.get(variable, '')} {flags}".strip()
     words = [sys.executable, __file__, "--cell", f"{network} {setting}"]
     try:
         done = subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=limit_s)

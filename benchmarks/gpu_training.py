@@ -31,6 +31,7 @@ only with --out.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -96,6 +97,7 @@ def main(options: Options) -> dict[str, Any]:
         "cpu": f"{hardware.cpu_model}, {hardware.logical_cores} cores",
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
         "plan": {decision.setting: f"{decision.value} ({decision.reason})" for decision in plan.decisions},
         "models": {},
     }

@@ -73,6 +73,23 @@ print(all(tf.config.experimental.get_memory_growth(gpu) for gpu in gpus))
     assert done.stdout.split() == ["False", "True"]
 
 
+def test_xla_of_a_plan_leaves_convolutions_unfused(fresh_python):
+    # XLA names the kernels that it was offered for each convolution; a fused one is called BiasActivation.
+    script = """
+import keras, numpy as np, tensorflow as tf, tfopt
+plan = tfopt.plan(tfopt.TrainingConfig(strategy="none", global_batch_size=8))
+with plan.scope():
+    hidden = [keras.layers.Conv2D(8, 3, activation="relu"), keras.layers.Conv2D(8, 3, activation="relu")]
+    model = keras.Sequential([keras.Input((16, 16, 3)), *hidden, keras.layers.Flatten(), keras.layers.Dense(4)])
+tfopt.compile(model, plan, loss="mse")
+model.fit(np.ones((16, 16, 16, 3), "f4"), np.ones((16, 4), "f4"), 8, verbose=0)
+text = tf.function(model, jit_compile=True).experimental_get_compiler_ir(tf.ones((8, 16, 16, 3)))("optimized_hlo")
+print("cudnn$convForward" in text, "BiasActivation" in text, tfopt.ledger(model).fallback)
+"""
+    done = fresh_python("-c", script, imported="nothing", check=True)
+    assert done.stdout.splitlines()[-1] == "True False None"
+
+
 def test_memory_growth_after_a_gpu_is_in_use_is_reported_and_not_raised(fresh_python):
     script = """
 import tensorflow as tf

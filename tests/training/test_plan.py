@@ -94,7 +94,7 @@ def test_none_keeps_two_gpus_to_one():
 def test_every_decision_has_a_reason_and_print_shows_it(hardware):
     decided = plan(TrainingConfig(), hardware)
     names = ["precision", "jit_compile", "strategy", "steps_per_execution", "prefetch", "global_batch_size"]
-    names += ["tensor_float_32", *(["memory_growth"] if hardware.gpus else [])]
+    names += ["tensor_float_32", *(["memory_growth", "fused_convolutions"] if hardware.gpus else [])]
     assert [decision.setting for decision in decided.decisions] == names
     lines = str(decided).splitlines()
     for decision, line in zip(decided.decisions, lines, strict=True):

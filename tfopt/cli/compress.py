@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tfopt.cli.exit_codes import CHECK_FAILED, SUCCESS
 from tfopt.cli.preparation import look_beside, read_recipe, start_tensorflow
 from tfopt.cli.printing import ProgressConsole, say
-from tfopt.errors import ArtifactError, ConfigError
+from tfopt.errors import ConfigError
 from tfopt.settings.flags import parse
 from tfopt.terminal import working
 
@@ -46,14 +46,9 @@ def compress_command(words: list[str]) -> int:
 
 
 def _loaded(file: str | Path) -> Any:
-    import keras
+    from tfopt.graph.keras_file import load_keras
 
-    try:
-        return keras.saving.load_model(file)
-    except (OSError, ValueError, TypeError) as error:
-        raise ArtifactError(
-            f"source must be a readable .keras file. Received: {file} ({error}). Save the model again."
-        ) from error
+    return load_keras(Path(file), trusted=False, compiled=True)
 
 
 def _examples(name: str) -> Examples:

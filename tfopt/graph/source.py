@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from tfopt.graph.edit import AttrValue, GraphEditor, producer
 from tfopt.graph.fold import fold_constants
 from tfopt.graph.frozen import FrozenGraph, free_graphs, reason_of, signature_name
 from tfopt.graph.islands import islands, open_islands
+from tfopt.graph.keras_file import first_line, load_keras
 from tfopt.graph.loops import free_control_flow
 from tfopt.graph.tables import REMEDY, read_tables
 from tfopt.graph.unsafe_ops import check_graph, check_saved_model
@@ -33,7 +33,6 @@ from tfopt.settings.validation import check_stored
 HALF = (tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum)
 FLOAT = tf.float32.as_datatype_enum
 WIDENED = "_float32"
-OTHER_BACKENDS = ("jax", "jaxlib", "flax", "torch")
 TABLE_OPS = frozenset({"HashTable", "HashTableV2", "MutableHashTable", "MutableHashTableV2"})
 
 
@@ -225,50 +224,6 @@ def _name_inputs(specs: Any) -> list[tuple[str, Any]]:
     return [(spec.name or (path[-1] if isinstance(path[-1], str) else next(unnamed)), spec) for path, spec in paths]
 
 
-def load_keras(file: Path, trusted: bool) -> keras.Model:
-    """Returns the model of a .keras file. Raises ArtifactError if it is damaged, or holds code and is not trusted."""
-    check_stored("A model", file)
-    try:
-        return keras.saving.load_model(file, compile=False, safe_mode=not trusted)
-    except Exception as error:  # a damaged file fails in many ways, from BadZipFile to KeyError
-        if not trusted and "safe_mode=False" in str(error):  # Keras' remedy, which no caller of tfopt can follow
-            reason = next(line for line in str(error).splitlines() if "safe_mode=False" in line).split(" If you trust")
-            raise ArtifactError(
-                f"A .keras file must hold no code and name no files. Received: {file} ({reason[0].strip()}). If you "
-                "trust its source, pass trusted=True (--trusted)."
-            ) from error
-        cause = _innermost(error)
-        raise ArtifactError(
-            f"source must be a readable .keras file. Received: {file} ({_reason(cause)}). {_remedy(cause)}"
-        ) from error
-
-
-def _innermost(error: BaseException) -> BaseException:
-    """Returns the first of the errors that led to an error: Keras' own last one tells of its classes only."""
-    while (before := error.__cause__ or error.__context__) is not None:
-        error = before
-    return error
-
-
-def _remedy(error: BaseException) -> str:
-    """Returns what to do about an error of `load_model`. A file of another backend may name that backend's code."""
-    foreign = re.search(rf"'module': '({'|'.join(OTHER_BACKENDS)})\b.*?'class_name': '(\w+)'", str(error))
-    if foreign is not None:
-        return (
-            f"The model uses {foreign[2]} of {foreign[1]}, which TensorFlow cannot run: replace it by one of keras.ops "
-            "or keras.activations, and save the model again."
-        )
-    if isinstance(error, ModuleNotFoundError) and error.name:
-        package = error.name.partition(".")[0]
-        missing = find_spec(package) is None
-        return f"Install the package {package}{'' if missing else ' in the version that wrote the file'}."
-    if str(error).startswith("Could not locate"):
-        of_module = re.search(r"Full object config: \{'module': '([\w.]+)'", str(error))
-        where = f", in {of_module[1]}" if of_module else ""
-        return f"Import the code that registers it{where}, which must be written with keras.ops to run in TensorFlow."
-    return "Save it again."
-
-
 def saved_model_function(directory: Path, signature: str, trusted: bool) -> Any:
     """Returns the concrete function of a signature of a SavedModel. It is refused if it would touch files or Python."""
     if not (directory / "saved_model.pb").is_file():
@@ -284,7 +239,7 @@ def saved_model_function(directory: Path, signature: str, trusted: bool) -> Any:
         loaded = tf.saved_model.load(str(directory))
     except Exception as error:  # a damaged file fails in many ways, from IndexError to RuntimeError
         raise ArtifactError(
-            f"source must be a loadable SavedModel. Received: {directory} ({_reason(error)}). Save it again."
+            f"source must be a loadable SavedModel. Received: {directory} ({first_line(error)}). Save it again."
         ) from error
     if signature not in loaded.signatures:
         raise ConfigError(
@@ -294,11 +249,6 @@ def saved_model_function(directory: Path, signature: str, trusted: bool) -> Any:
     function = loaded.signatures[signature]
     function.tfopt_keep_alive = loaded  # its variables are freed together with the loaded object
     return function
-
-
-def _reason(error: BaseException) -> str:
-    line = next(iter(str(error).splitlines()), "")
-    return f"{type(error).__name__}: {line.partition(' Full object config')[0]}"
 
 
 def _input_specs(function: Any) -> list[Any]:

@@ -24,6 +24,7 @@ from tfopt.training.config import TrainingConfig
 from tfopt.training.distributed.strategy import choose_strategy, is_multi_worker, pipeline_devices
 from tfopt.training.memory import remat_scope, set_memory_growth, tensor_float_32
 from tfopt.training.optimizers import learning_rate_factor, make_optimizer
+from tfopt.training.xla import leave_convolutions_unfused
 
 
 class HasTraining(Protocol):
@@ -177,8 +178,9 @@ class Plan(Shown):
 def plan(config: TrainingConfig | HasTraining | None = None, hardware: Hardware | None = None) -> Plan:
     """Decides every "auto", and refuses settings that cannot train together.
 
-    Unless `memory_growth` is off, TensorFlow allocates GPU memory as it needs it after this call. With
-    strategy="multi_worker", the call waits for the other workers.
+    Unless `memory_growth` is off, TensorFlow allocates GPU memory as it needs it after this call. If XLA is on, XLA on
+    a GPU leaves convolutions unfused, by XLA_FLAGS in the environment. With strategy="multi_worker", the call waits for
+    the other workers.
 
     Args:
         config: A training configuration, or a recipe; None means TrainingConfig().
@@ -232,6 +234,8 @@ def plan(config: TrainingConfig | HasTraining | None = None, hardware: Hardware 
     tf32 = choose("tensor_float_32", *tensor_float_32(machine))
     if machine.gpus:
         decide("memory_growth", growth, growth_reason)
+        if jit_compile:
+            decide("fused_convolutions", *leave_convolutions_unfused())
     if settings.checkpoint_dir is not None:
         decide("checkpoint_dir", settings.checkpoint_dir, choices.checkpoints_reason(settings))
     return Plan(

@@ -10,6 +10,7 @@ has compiled something else before.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import threading
 from collections.abc import Iterator
@@ -39,6 +40,10 @@ _NOISE = ("Graph execution error", "Detected at node", "<stack traces", "Stack t
 # TensorFlow's messages for a step that is wrong with or without XLA. A shape with "<=" exists only under XLA.
 _ORDINARY = re.compile(r"(Incompatible shapes|Matrix size-incompatible): (?!.*<=)")
 
+# The pass of XLA that fuses a convolution with its bias and its activation into one call of cuDNN.
+FUSES_CONVOLUTIONS = "cudnn-fused-convolution-rewriter"
+_LEAVES_OUT = "--xla_disable_hlo_passes="
+
 LONG_S = 60.0  # a first step of XLA that takes longer looks like one that hangs
 
 
@@ -55,8 +60,7 @@ def tells_of_a_long_compilation() -> Iterator[None]:
         warn,
         [
             f"The first step under XLA has taken {LONG_S:g} s so far. It need not hang: on a GPU, XLA first times all "
-            "kernels that cuDNN has for each convolution, and some of these are compiled too. Wait, or stop it and "
-            "train with jit_compile=False."
+            "kernels that cuDNN has for each convolution. Wait, or stop it and train with jit_compile=False."
         ],
     )
     told.daemon = True
@@ -65,6 +69,25 @@ def tells_of_a_long_compilation() -> Iterator[None]:
         yield
     finally:
         told.cancel()
+
+
+def leave_convolutions_unfused() -> tuple[bool | None, str]:
+    """Keeps XLA on GPUs from fusing convolutions with their bias and activation, by its flags in the environment.
+
+    cuDNN compiles its kernels for such a fused convolution when it is asked for them. For a plain one and for its
+    gradients it holds them ready. XLA asks for all of them to find the fastest: on an H200 one fused convolution took
+    it 33 s, and a plain one 0.3 s. XLA reads its flags when it first compiles, so this must come before. Other
+    processes that this one starts get the flags too.
+
+    Returns: whether XLA fuses convolutions, or None if there is no GPU; and the reason.
+    """
+    if not tf.config.list_physical_devices("GPU"):
+        return None, "no GPU"
+    flags = os.environ.get("XLA_FLAGS", "")
+    if _LEAVES_OUT in flags:
+        return FUSES_CONVOLUTIONS not in flags, "XLA_FLAGS names the passes to leave out"
+    os.environ["XLA_FLAGS"] = f"{flags} {_LEAVES_OUT}{FUSES_CONVOLUTIONS}".strip()
+    return False, "cuDNN would compile its kernels for them, which takes minutes; now in XLA_FLAGS"
 
 
 def xla_blockers(model: keras.Model) -> list[Skip]:

@@ -31,7 +31,7 @@ from tfopt.exporting.verification.inputs import (
 from tfopt.exporting.verification.process import RuntimeProcess, runs
 from tfopt.exporting.verification.scoring import NO_DATA, Scores
 from tfopt.exporting.verification.sizes import bytes_on_disk, gzip_bytes
-from tfopt.graph.source import load_keras
+from tfopt.graph.keras_file import load_keras
 from tfopt.report.benchmark import BenchmarkedModel, CallTimes
 from tfopt.report.ranking import share_of
 

@@ -20,7 +20,7 @@ from tfopt.errors import UnsupportedLayerError, UnsupportedModelError
 from tfopt.graph import FrozenGraph, GraphEditor, freeze
 from tfopt.graph.edit import producer
 from tfopt.graph.fold import fold_constants
-from tfopt.graph.source import load_keras
+from tfopt.graph.keras_file import load_keras
 from tfopt.models.copy_check import check_copy, check_quantized, first_examples
 from tfopt.models.copying import plain_copy
 from tfopt.quantization.annotation.fusion import Fusion, FusionSearch
