@@ -81,7 +81,7 @@ def visible(block: str) -> str:
 
 def _sources(block: str) -> Iterator[tuple[str, tuple[str, str]]]:
     """Yields each figure that a comment binds, with its file and the keys."""
-    for name, bound in re.findall(r"<!-- (\w+)\.json: (.*?) -->", block, re.DOTALL):
+    for name, bound in re.findall(r"<!-- ([\w-]+)\.json: (.*?) -->", block, re.DOTALL):
         for each in " ".join(bound.split()).split("; "):
             figure, _, keys = each.partition(" = ")
             yield figure, (name, keys)

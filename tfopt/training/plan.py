@@ -213,6 +213,7 @@ def plan(config: TrainingConfig | HasTraining | None = None, hardware: Hardware 
     choices.check_pipeline(settings)
     growth, growth_reason = set_memory_growth() if settings.memory_growth else (False, "as asked")  # before any device
     jit_compile = choose("jit_compile", *choices.choose_jit_compile(settings, machine))
+    unfused = leave_convolutions_unfused() if jit_compile and machine.gpus else (None, "no GPU")  # likewise
     strategy, value, reason = choose_strategy(settings, machine)
     decide("strategy", value, reason)
     steps = choose("steps_per_execution", choices.STEPS_PER_CALL, choices.FEWER_RETURNS)
@@ -235,7 +236,7 @@ def plan(config: TrainingConfig | HasTraining | None = None, hardware: Hardware 
     if machine.gpus:
         decide("memory_growth", growth, growth_reason)
         if jit_compile:
-            decide("fused_convolutions", *leave_convolutions_unfused())
+            decide("fused_convolutions", *unfused)
     if settings.checkpoint_dir is not None:
         decide("checkpoint_dir", settings.checkpoint_dir, choices.checkpoints_reason(settings))
     return Plan(
