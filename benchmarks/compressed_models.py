@@ -32,6 +32,7 @@ from tfopt.atomic.files import write_text
 from tfopt.compression.config import DROP
 from tfopt.data import Examples, epoch_steps
 from tfopt.errors import ConfigError
+from tfopt.exporting.config import Format
 from tfopt.hardware import detect
 from tfopt.recipe import Recipe
 from tfopt.recipes import RECIPES, find_recipe
@@ -54,6 +55,8 @@ class Options:
     """Train the models by their quick recipes."""
     seed: int = 0
     """Seed of the proposals."""
+    format: Format = "litert"
+    """Format of all artifacts but Keras' own export."""
     models: Path | None = None
     """Directory of the trained models. One that is not there is trained and saved there."""
     out: Path = RESULTS / "compression.json"
@@ -92,6 +95,7 @@ def measure(name: str, folder: Path, options: Options) -> dict[str, Any]:
         max_bytes=export.bytes_on_disk // SMALLER,
         batch_sizes=(BATCH,),
         metric=score if isinstance(score, str) else score.name,
+        format=options.format,
         time_limit_s=60 * options.minutes,
         seed=options.seed,
         shrink=tfopt.StructuredPruningConfig(round_to=8, epochs=options.epochs),
@@ -110,7 +114,10 @@ def measure(name: str, folder: Path, options: Options) -> dict[str, Any]:
         paths["shrink"] = Path(shrunk.best.artifact)
     if recipe.pruning is not None:
         paths["prune"] = folder / "prune"
-        tfopt.export(pruned(file, recipe, data), paths["prune"], tfopt.ExportConfig(sparse_weights=True))
+        sparse = options.format == "saved_model"  # the other formats store every zero
+        settings = tfopt.ExportConfig(format=options.format, sparse_weights=sparse)
+        tfopt.export(pruned(file, recipe, data), paths["prune"], settings)
+    paths = {kind: path for kind, path in paths.items() if path.exists()}  # a search says at once what is out of reach
     front = {} if found is None else {each.name: each for each in found.front}
     paths |= {name: Path(each.artifact) for name, each in front.items() if name != "unshrunk"}
     bench = tfopt.benchmark(list(paths.values()), batch_sizes=(BATCH,), data=data.batches("test", 64), metric=score)
@@ -120,6 +127,7 @@ def measure(name: str, folder: Path, options: Options) -> dict[str, Any]:
     best = None if found is None or found.best is None else found.best.name
     return {
         "device": f"{detect().cpu_model}, {detect().logical_cores} cores",
+        "format": options.format,
         "budget": config.budget,
         "keras": figures["keras"],
         "best": best and {"name": best, **in_front[best], **against(front[best], in_front[best])},

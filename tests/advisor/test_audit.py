@@ -1,6 +1,7 @@
 """The audit of models, scripts, artifacts and recipes for a GPU that is not at hand."""
 
 import json
+import re
 from dataclasses import replace
 
 import keras
@@ -69,6 +70,22 @@ def test_a_layer_on_the_host_is_named_and_xla_refuses_it():
     assert "python" in str(found)
 
 
+def test_xla_that_was_not_asked_for_is_no_problem():
+    def in_python(x):
+        return tf.ensure_shape(tf.numpy_function(lambda each: each, [x], tf.float32), x.shape)
+
+    model = dense(keras.layers.Lambda(in_python, name="python"))
+    for off, reason in (({"jit_compile": False}, "jit_compile=False"), ({}, "run_eagerly=True")):
+        model.compile("adam", "mse", run_eagerly=not off)
+        found = tfopt.audit(model, batch(), card="A100", **off)
+        assert (found.lowers, found.jit_compile, found.unavailable["lowers"]) == (None, False, f"XLA is off: {reason}")
+        assert [each.partition(":")[0] for each in found.problems] == ["on the host"]
+        assert "no kernel" not in str(found)
+    compiled = dense()
+    tfopt.compile(compiled, tfopt.plan(TrainingConfig(strategy="none")), loss="mse")
+    assert tfopt.audit(compiled, batch(), card="A100").lowers  # the plan of a GPU asks for XLA
+
+
 def test_a_model_that_is_too_large_does_not_fit_and_keeps_its_state():
     model = dense()
     found = tfopt.audit(model, batch(examples=2**28), card="L4")
@@ -120,9 +137,32 @@ def test_the_command_audits_a_script_up_to_its_fit(tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert (found["batch_size"], found["card"], found["machine_code"]) == (16, "B200", "ptx")
     assert f"{script}:5" in found["name"]
-    script.write_text("print('no fit')\n")
-    assert main(["devices", "--audit", str(script)]) == 3
-    assert "did not call it" in capsys.readouterr().err
+    lines = script.read_text()
+    for changed, line in (("jit_compile=False", "XLA is off: jit_compile=False"), ("jit_compile=True", "lowers it")):
+        script.write_text(lines.replace("'mse'", f"'mse', {changed}"))
+        assert main(["devices", "--audit", str(script), "--card", "A100", "--", "16"]) == 0
+        assert line in capsys.readouterr().out
+    script.write_text(lines.replace("'mse'", "lambda y, predicted: 1 / 0"))
+    assert main(["devices", "--audit", str(script), "--", "16"]) == 2
+    assert re.search(r"'sequential\w*', whose fit in .*:5 raises ZeroDivisionError", capsys.readouterr().err)
+    for text, message in (
+        ("print('no fit')\n", "did not call it"),
+        ("import sys; sys.exit(4)\n", "ended with the exit code 4 before"),
+    ):
+        script.write_text(text)
+        assert main(["devices", "--audit", str(script)]) == 3
+        assert message in capsys.readouterr().err
+
+
+def test_what_has_no_kernels_of_tensorflow_is_refused_with_the_way_there_is(tmp_path, capsys):
+    dense().save(tmp_path / "model.keras")
+    assert main(["devices", "--audit", str(tmp_path / "model.keras")]) == 2
+    assert "tfopt.audit(model, (x, y))" in capsys.readouterr().err
+    (tmp_path / "model.tflite").write_bytes(b"")
+    with pytest.raises(ConfigError, match="audit a SavedModel of the same model"):
+        tfopt.audit(tmp_path / "model.tflite")
+    assert main(["devices", "--advise", "train.py"]) == 2
+    assert "--audit train.py" in capsys.readouterr().err
 
 
 def test_the_command_finds_an_int8_artifact_wanting_on_a_gpu(tmp_path, capsys):

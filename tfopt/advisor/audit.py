@@ -25,6 +25,7 @@ from tfopt.compat.layers import layers_inside
 from tfopt.compat.recurrent import as_on_a_gpu
 from tfopt.data import Examples
 from tfopt.errors import ConfigError
+from tfopt.exporting.formats import SAVED_MODEL
 from tfopt.exporting.manifest import read_manifest
 from tfopt.graph.source import saved_model_function
 from tfopt.hardware import GPU_CARDS, Hardware, detect
@@ -40,10 +41,19 @@ from tfopt.recipes import find_recipe
 from tfopt.report import Audit, OpWithoutKernel
 from tfopt.runner.work import place_augmentation
 from tfopt.training import Plan
+from tfopt.training.step.runtime import plan_of
 from tfopt.training.xla import compilation_cause, layer_of, xla_blockers
 
 DEFAULT_CARD = "A100 SXM4 80GB"
 FULL = "full"
+XLA = "jit_compile"  # the setting
+REMEDIES = {
+    ".keras": "Load it, and call tfopt.audit(model, (x, y)) in Python; or export it, and audit the artifact.",
+    ".py": "Audit a script by `tfopt devices --audit SCRIPT.py`.",
+}
+OTHER_RUNTIME = (
+    "An audit looks up TensorFlow's kernels, and its runtime is another: audit a SavedModel of the same model."
+)
 # What XLA says of a function with variables if it has no device.
 WITHOUT_VARIABLES = "does not support resource arguments"
 OPEN = 128  # what an open size of an artifact's inputs counts as; the batch is one example
@@ -57,6 +67,7 @@ def audit(
     form: str | None = FULL,
     input_shape: Sequence[int] | None = None,
     outputs: int | None = None,
+    jit_compile: bool | None = None,
     trusted: bool = False,
 ) -> Audit:
     """Says what is known of a training step, or of an artifact, on a GPU, without one.
@@ -70,6 +81,8 @@ def audit(
             this machine or, without one, the A100 with 80 GB.
         form: Form of the recipe; None is the recipe as it stands, and "full" also, where it has no such form.
         input_shape, outputs: Shape of one example and number of outputs, for a recipe whose examples are not known.
+        jit_compile: Whether XLA is to compile the step of a model. None takes it as on, unless its plan says otherwise
+            or, on a machine with a GPU, its `compile`: without one, Keras turns XLA off by itself.
         trusted: Whether an artifact may touch files and the network.
     Raises:
         ConfigError: The card is unknown, or the shapes of the examples are; or TensorFlow was built without CUDA.
@@ -93,9 +106,14 @@ def audit(
             raise ConfigError(
                 "A batch must be given with a model. Received: batch=None. Pass (x, y), of arrays or of tf.TensorSpec."
             )
-        return _step(subject, batch, name, name=subject.name, jit_compile=True)
+        return _step(subject, batch, name, name=subject.name, xla_off=_why_xla_is_off(subject, jit_compile))
     if isinstance(subject, str | Path) and Path(subject).is_dir():
         return _artifact(Path(subject), name, trusted)
+    if isinstance(subject, str | Path) and Path(subject).suffix != ".toml" and Path(subject).is_file():
+        raise ConfigError(
+            "subject must be a recipe, the directory of a SavedModel, or a compiled model with a batch. Received: "
+            f"{str(subject)!r}. {REMEDIES.get(Path(subject).suffix, OTHER_RUNTIME)}"
+        )
     recipe = find_recipe(subject)
     if form is not None and (form != FULL or FULL in recipe.forms):
         recipe = recipe.quick() if form == "quick" else recipe.form(form)
@@ -119,7 +137,18 @@ def _recipe(recipe: Recipe, examples: Examples, card: str) -> Audit:
         model = compiled_model(recipe, examples, decided)
     specs = batch_specs(recipe, first_batch(recipe, examples))
     others = _augmentation_graphs(recipe, examples, decided)
-    return _step(model, specs, card, name=recipe.name, jit_compile=decided.jit_compile, others=others)
+    off = None if decided.jit_compile else next(each.reason for each in decided.decisions if each.setting == XLA)
+    return _step(model, specs, card, name=recipe.name, xla_off=off, others=others)
+
+
+def _why_xla_is_off(model: keras.Model, asked: bool | None) -> str | None:
+    """Returns why a compiled model asks for no XLA; None if it does, or leaves it to the GPU."""
+    if model.run_eagerly:
+        return "run_eagerly=True"
+    if asked is None:
+        decided = plan_of(model)
+        asked = not detect().gpus or model.jit_compile if decided is None else decided.config.jit_compile is not False
+    return None if asked else f"{XLA}=False"
 
 
 def _augmentation_graphs(recipe: Recipe, examples: Examples, decided: Plan) -> list[Any]:
@@ -134,14 +163,14 @@ def _augmentation_graphs(recipe: Recipe, examples: Examples, decided: Plan) -> l
 
 
 def _step(
-    model: keras.Model, batch: Any, card: str, *, name: str, jit_compile: bool, others: Sequence[Any] = ()
+    model: keras.Model, batch: Any, card: str, *, name: str, xla_off: str | None, others: Sequence[Any] = ()
 ) -> Audit:
     """Audits a compiled model's step, and the other graphs that run with it, on a GPU of the table."""
     figures, unavailable, error = GPU_CARDS[card], dict[str, str](), None
     with as_on_a_gpu(), _supports_jit_kept(model):
         graph, examples = train_graph(model, batch)
         blockers = xla_blockers(model)  # Keras may find out in the trace
-        uses_xla = jit_compile and not blockers
+        uses_xla = xla_off is None and not blockers
         can_ask = uses_xla and type(model).train_step is keras.Model.train_step
         if can_ask:
             function, specs = gradients_of_values(model, _specs(batch))
@@ -151,7 +180,8 @@ def _step(
     elif uses_xla and not can_ask:
         unavailable["lowers"] = f"{type(model).__name__} has its own train_step"
     elif not uses_xla:
-        unavailable["lowers"] = f"XLA is off: {blockers[0].name}: {blockers[0].reason}" if blockers else "XLA is off"
+        reason = f"{blockers[0].name}: {blockers[0].reason}" if blockers else xla_off
+        unavailable["lowers"] = f"XLA is off: {reason}"
     found = placements(graph, *others)
     share, slow = tensor_core_share(kernels(graph, fused=False), figures)
     if share is None:
@@ -222,6 +252,11 @@ def _scope(path: str) -> str:
 
 
 def _artifact(directory: Path, card: str, trusted: bool) -> Audit:
+    kind = read_manifest(directory).model_format if (directory / MARK).is_file() else SAVED_MODEL
+    if kind != SAVED_MODEL:
+        raise ConfigError(
+            f"An artifact must be a SavedModel. Received: {directory}, in the format {kind}. {OTHER_RUNTIME}"
+        )
     function = saved_model_function(directory, "serving_default", trusted)
     inputs = function.structured_input_signature[1]  # by name
     names, specs = list(inputs), [tf.TensorSpec(_filled(each.shape), each.dtype) for each in inputs.values()]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tfopt.errors import TfoptError, TrainingError
+from tfopt.errors import TfoptError, TrainingError, UnsupportedModelError
 from tfopt.scripts.hook import script_line
 from tfopt.scripts.run_script import run_script
 
@@ -25,12 +25,14 @@ class _AuditHook:
 
     def __init__(self, card: str | None) -> None:
         self._card = card
+        self._jit_compile: dict[int, Any] = {}  # by the identity of the model; Keras keeps what it makes of it
         self.audit: Audit | None = None
         self.error: TfoptError | None = None
 
     def compile(
         self, model: keras.Model, original: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
+        self._jit_compile[id(model)] = kwargs.get("jit_compile", "auto")
         original(*args, **kwargs)
 
     def fit(
@@ -38,7 +40,6 @@ class _AuditHook:
     ) -> Any:
         if self.audit is not None or self.error is not None:  # the script has gone on after its end
             raise SystemExit(0)
-        from tfopt.advisor.audit import audit
         from tfopt.compat.replace import replaced
 
         place, batches = script_line(), []
@@ -54,12 +55,26 @@ class _AuditHook:
             with replaced(model, make_train_function=make):
                 original(*args, **kwargs)
         except _EndError:
-            try:
-                found = audit(model, batches[0], card=self._card)
-                self.audit = replace(found, name=f"{found.name}, fit in {place}")
-            except TfoptError as error:
-                self.error = error
+            pass
+        if batches:
+            self._look_at(model, batches[0], place)
         raise SystemExit(0)
+
+    def _look_at(self, model: keras.Model, batch: Any, place: str) -> None:
+        from tfopt.advisor.audit import audit
+
+        asked = self._jit_compile.get(id(model), "auto")
+        try:
+            found = audit(model, batch, card=self._card, jit_compile=None if asked == "auto" else bool(asked))
+            self.audit = replace(found, name=f"{found.name}, fit in {place}")
+        except TfoptError as error:
+            self.error = error
+        except Exception as error:  # noqa: BLE001 - of the model's own code, or of an operation without a gradient
+            reason = next(iter(str(error).splitlines()), "")
+            self.error = UnsupportedModelError(
+                f"The training step of a script must be one that TensorFlow can trace. Received: {model.name!r}, whose "
+                f"fit in {place} raises {type(error).__name__}: {reason} Run the script without tfopt to see where."
+            )
 
 
 def audit_script(path: str, arguments: Sequence[str], card: str | None = None) -> tuple[int, Audit | TrainingError]:
@@ -93,6 +108,11 @@ def audit_script(path: str, arguments: Sequence[str], card: str | None = None) -
         raise hook.error
     if hook.audit is None:
         name = f"-m {arguments[0]}" if path == "-m" and arguments else path
+        if code != 0:
+            return code, TrainingError(
+                f"The script must reach its first fit. Received: {name}, which ended with the exit code {code} before. "
+                "See what it wrote above; words of its own follow after --."
+            )
         return code, TrainingError(
             f"The script must train with keras.Model.fit. Received: {name}, which did not call it, or whose fit made "
             "no batch. Call tfopt.audit on its model."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from tfopt.settings.validation import check_fields
 if TYPE_CHECKING:
     from tfopt.advisor import Advice, ScalingTable
     from tfopt.advisor.shapes import Shape
+    from tfopt.data import Examples
     from tfopt.recipe import Recipe
     from tfopt.report import Audit
 
@@ -86,6 +88,10 @@ def devices_command(words: list[str]) -> int:
         return _print_audit(options, options.audit, words[place + 1 :])
     if place < len(words):
         raise ConfigError("Words after -- are for the script of --audit. Received: no --audit. Leave them out.")
+    if options.advise is not None and options.advise.endswith(".py"):
+        raise ConfigError(
+            f"--advise takes a recipe. Received: {options.advise}, a script. Audit it with --audit {options.advise}."
+        )
     start_tensorflow()
     if options.advise is not None:
         _print_advice(options, options.advise)
@@ -107,11 +113,11 @@ def _print_audit(options: DevicesOptions, target: str, script_words: list[str]) 
         start_tensorflow()
         from tfopt.advisor import audit
 
-        is_artifact = Path(target).is_dir()
-        if not is_artifact:
+        is_recipe = not Path(target).exists() or target.endswith(".toml")
+        if is_recipe:
             look_beside()
         found = audit(
-            target if is_artifact else _recipe(options, target),
+            _recipe(options, target) if is_recipe else target,
             card=options.card,
             form=None,
             input_shape=options.input_shape,
@@ -124,13 +130,14 @@ def _print_audit(options: DevicesOptions, target: str, script_words: list[str]) 
 
 def _audited_script(options: DevicesOptions, path: str, words: list[str]) -> Audit:
     # TensorFlow is not started: the script may set environment variables before it imports it.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tfopt.cli.audit_script import audit_script
 
     # The standard output is for the JSON alone.
     with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
-        code, found = audit_script(path, words, options.card)
+        _, found = audit_script(path, words, options.card)
     if isinstance(found, TrainingError):
-        raise found if code == SUCCESS else ConfigError(f"{found} It ended with the exit code {code}.")
+        raise found
     return found
 
 
@@ -155,7 +162,8 @@ def _print_advice(options: DevicesOptions, name: str) -> None:
     recipe = _recipe(options, name)
     shape = _shape(options)
     of_shape = shape is not None or (not options.measure and known_shape(recipe.data) is not None)
-    advice = advise(recipe, examples=zeros_like(recipe, shape) if of_shape else None, measure=options.measure)
+    examples = zeros_like(recipe, shape) if of_shape else _loaded(recipe)
+    advice = advise(recipe, examples=examples, measure=options.measure)
     scaling = _scaling(options, advice) if options.gpus else None
     if options.json:
         print_json({**advice.to_dict(), "scaling": None if scaling is None else scaling.to_dict()})
@@ -163,6 +171,17 @@ def _print_advice(options: DevicesOptions, name: str) -> None:
     say(advice)
     if scaling is not None:
         say(f"\n{options.card or advice.cards[0].name}\n{scaling}")
+
+
+def _loaded(recipe: Recipe) -> Examples:
+    try:
+        return recipe.data.load()
+    except ConfigError as error:
+        raise ConfigError(
+            f"The examples of a recipe, or their shape, must be known. Received: {recipe.name!r}, whose source "
+            f"{recipe.data.source!r} cannot be read ({error}) Give --input-shape and --outputs, for example "
+            "--input-shape 32 --outputs 10."
+        ) from error
 
 
 def _shape(options: DevicesOptions) -> Shape | None:

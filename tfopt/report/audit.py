@@ -129,7 +129,7 @@ class Audit(Record, Shown):
         rows = {
             "precision": f"{self.precision}, XLA {'on' if self.jit_compile else 'off'}",
             "operations": f"{self.operations:,}, of which {sum(each.count for each in self.on_host):,} on the host",
-            "xla": "lowers it for a GPU" if self.lowers else "refuses it" if self.lowers is False else "unavailable",
+            "xla": "lowers it for a GPU" if self.lowers else "refuses it" if self.lowers is False else "not asked",
             "tensor cores": f"{share}{slow}",
             "memory": f"{memory} of {memory_size(self.card_memory_bytes)}",
             "machine code": f"{self.machine_code or 'unavailable'}: {self.machine_code_detail}",
@@ -140,9 +140,10 @@ class Audit(Record, Shown):
 
     def _sheet(self) -> Sheet:
         of = "" if self.batch_size is None else f" of {self.batch_size} examples"
+        asked = self.lowers is False or (self.lowers is None and self.jit_compile)
         notes = [("note", f"no multiple of a tile of tensor cores: {each}") for each in self.misaligned]
         notes += [("note", f"on the host: {each}: {each.harmless}") for each in self.on_host if each.harmless]
-        notes += [("note", f"XLA has no kernel for {each}") for each in self.not_in_xla if not self.lowers]
+        notes += [("note", f"XLA has no kernel for {each}") for each in self.not_in_xla if asked]
         return Sheet(
             title=f"{self.name}: {self.subject}{of} on {self.card}",
             tables=[
