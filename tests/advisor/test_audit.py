@@ -194,6 +194,12 @@ def test_wrong_flags_are_refused(capsys, words, message):
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("kind", [tf.RaggedTensorSpec, tf.SparseTensorSpec])
+def test_a_batch_without_sizes_is_refused(kind):
+    with pytest.raises(ConfigError, match=r"Spec of shape \(8, None\). Pad it"):
+        tfopt.audit(dense(), (kind((8, None)), tf.TensorSpec((8, 16))), card="A100")
+
+
 def test_a_model_needs_a_batch():
     with pytest.raises(ConfigError, match="batch must be given"):
         tfopt.audit(dense())

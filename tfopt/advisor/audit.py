@@ -166,6 +166,7 @@ def _step(
     model: keras.Model, batch: Any, card: str, *, name: str, xla_off: str | None, others: Sequence[Any] = ()
 ) -> Audit:
     """Audits a compiled model's step, and the other graphs that run with it, on a GPU of the table."""
+    _check_dense(batch)
     figures, unavailable, error = GPU_CARDS[card], dict[str, str](), None
     with as_on_a_gpu(), _supports_jit_kept(model):
         graph, examples = train_graph(model, batch)
@@ -219,6 +220,16 @@ def _supports_jit_kept(model: keras.Model) -> Iterator[None]:
     finally:
         for layer, supports in before:
             layer.supports_jit = supports
+
+
+def _check_dense(batch: Any) -> None:
+    for value in tf.nest.flatten(batch):
+        if isinstance(value, tf.RaggedTensor | tf.RaggedTensorSpec | tf.SparseTensor | tf.SparseTensorSpec):
+            raise ConfigError(
+                "A batch must be of dense tensors, whose sizes are known. Received: a "
+                f"{type(value).__name__} of shape {tuple(value.shape)}. Pad it to one size, as padded_batch of tf.data "
+                "does, or call to_tensor or tf.sparse.to_dense on it."
+            )
 
 
 def _specs(batch: Any) -> Any:

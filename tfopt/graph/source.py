@@ -226,6 +226,7 @@ def _name_inputs(specs: Any) -> list[tuple[str, Any]]:
 
 def saved_model_function(directory: Path, signature: str, trusted: bool) -> Any:
     """Returns the concrete function of a signature of a SavedModel. It is refused if it would touch files or Python."""
+    check_stored("A file of a SavedModel", directory / "saved_model.pb")
     if not (directory / "saved_model.pb").is_file():
         raise ArtifactError(
             f"source must be the directory of a SavedModel. Received: {directory}, which holds no saved_model.pb. "
