@@ -1,5 +1,6 @@
 """What only a GPU can show of training: precision, XLA, replicas with XLA, memory growth, running out of memory."""
 
+import os
 import keras
 import numpy as np
 import pytest
@@ -88,6 +89,19 @@ print("cudnn$convForward" in text, "BiasActivation" in text, tfopt.ledger(model)
 """
     done = fresh_python("-c", script, imported="nothing", check=True)
     assert done.stdout.splitlines()[-1] == "True False None"
+
+
+def test_a_plan_after_a_gpu_is_in_use_says_that_the_flags_come_too_late(fresh_python):
+    script = """
+import os, tensorflow as tf
+from tfopt.training.xla import leave_convolutions_unfused
+tf.zeros(1) + 1
+print(*leave_convolutions_unfused(), "XLA_FLAGS" in os.environ)
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    done = fresh_python("-c", script, imported="nothing", check=True, env=environment)
+    assert done.stdout.startswith("True TensorFlow already started its devices")
+    assert done.stdout.split()[-1] == "False"
 
 
 def test_memory_growth_after_a_gpu_is_in_use_is_reported_and_not_raised(fresh_python):

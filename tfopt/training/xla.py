@@ -87,7 +87,8 @@ def leave_convolutions_unfused() -> tuple[bool | None, str]:
     if _LEAVES_OUT in flags:
         return FUSES_CONVOLUTIONS not in flags, "XLA_FLAGS names the passes to leave out"
     if has_started():
-        return True, "TensorFlow already started its devices; call tfopt.plan before using one"
+        flag = f"{_LEAVES_OUT}{FUSES_CONVOLUTIONS}"
+        return True, f"TensorFlow already started its devices; call tfopt.plan before, or set XLA_FLAGS={flag}"
     os.environ["XLA_FLAGS"] = f"{flags} {_LEAVES_OUT}{FUSES_CONVOLUTIONS}".strip()
     return False, "cuDNN would compile its kernels for them, which takes minutes; now in XLA_FLAGS"
 
