@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tfopt.training.xla import leave_convolutions_unfused
+
+leave_convolutions_unfused()  # for the networks that Keras alone compiles
 LIMIT_S = float(os.environ.get("GPU_TEST_LIMIT_S", "240"))
 
 

@@ -1,6 +1,7 @@
 """What only a GPU can show of training: precision, XLA, replicas with XLA, memory growth, running out of memory."""
 
 import os
+
 import keras
 import numpy as np
 import pytest
@@ -74,6 +75,10 @@ print(all(tf.config.experimental.get_memory_growth(gpu) for gpu in gpus))
     assert done.stdout.split() == ["False", "True"]
 
 
+def without_flags():
+    return {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+
+
 def test_xla_of_a_plan_leaves_convolutions_unfused(fresh_python):
     # XLA names the kernels that it was offered for each convolution; a fused one is called BiasActivation.
     script = """
@@ -87,7 +92,7 @@ model.fit(np.ones((16, 16, 16, 3), "f4"), np.ones((16, 4), "f4"), 8, verbose=0)
 text = tf.function(model, jit_compile=True).experimental_get_compiler_ir(tf.ones((8, 16, 16, 3)))("optimized_hlo")
 print("cudnn$convForward" in text, "BiasActivation" in text, tfopt.ledger(model).fallback)
 """
-    done = fresh_python("-c", script, imported="nothing", check=True)
+    done = fresh_python("-c", script, imported="nothing", check=True, env=without_flags())
     assert done.stdout.splitlines()[-1] == "True False None"
 
 
@@ -98,8 +103,7 @@ from tfopt.training.xla import leave_convolutions_unfused
 tf.zeros(1) + 1
 print(*leave_convolutions_unfused(), "XLA_FLAGS" in os.environ)
 """
-    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
-    done = fresh_python("-c", script, imported="nothing", check=True, env=environment)
+    done = fresh_python("-c", script, imported="nothing", check=True, env=without_flags())
     assert done.stdout.startswith("True TensorFlow already started its devices")
     assert done.stdout.split()[-1] == "False"
 
