@@ -147,7 +147,8 @@ def _why_xla_is_off(model: keras.Model, asked: bool | None) -> str | None:
         return "run_eagerly=True"
     if asked is None:
         decided = plan_of(model)
-        asked = not detect().gpus or model.jit_compile if decided is None else decided.config.jit_compile is not False
+        of_keras = model.jit_compile or not detect().gpus
+        asked = of_keras if decided is None else decided.config.jit_compile is not False
     return None if asked else f"{XLA}=False"
 
 

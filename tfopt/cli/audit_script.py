@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -51,11 +52,8 @@ class _AuditHook:
         def make(force: bool = False) -> None:
             model.train_function = step
 
-        try:
-            with replaced(model, make_train_function=make):
-                original(*args, **kwargs)
-        except _EndError:
-            pass
+        with contextlib.suppress(_EndError), replaced(model, make_train_function=make):
+            original(*args, **kwargs)
         if batches:
             self._look_at(model, batches[0], place)
         raise SystemExit(0)

@@ -15,7 +15,7 @@ from tfopt.report.formatting import memory_size
 from tfopt.settings.validation import check_stored
 
 OTHER_BACKENDS = ("jax", "jaxlib", "flax", "torch")
-# Bytes of the JSON that describes a model, unpacked. The largest of keras.applications has 0.4 MB.
+# Bytes of the JSON that describes a model, unpacked. Of keras.applications NASNetLarge has the most, 1.0 MB.
 LARGEST_CONFIG = 64 * 2**20
 JSON_FILES = ("config.json", "metadata.json")
 
@@ -38,7 +38,8 @@ def load_keras(file: Path, trusted: bool, *, compiled: bool = False) -> keras.Mo
             reason = next(line for line in str(error).splitlines() if "safe_mode=False" in line).split(" If you trust")
             raise ArtifactError(
                 f"A .keras file must hold no code and name no files. Received: {file} ({reason[0].strip()}). If you "
-                "trust its source, pass trusted=True (--trusted)."
+                "trust its source, pass trusted=True (--trusted); or load it with keras.saving.load_model and "
+                "safe_mode=False, and pass the model."
             ) from error
         cause = _innermost(error)
         raise ArtifactError(
