@@ -7,9 +7,9 @@ from typing import Any
 from page_tables import Table, read
 
 SIDES = {
-    "float32": "tfopt's float32",
+    "float32": "SavedModel of tfopt, float32",
     "int8": "int8 alone",
-    "prune": "pruned alone, `sparse_weights`",
+    "prune": "pruned alone, float32",
     "shrink": "shrunk alone, float32",
 }
 
