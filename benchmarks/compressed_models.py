@@ -4,9 +4,10 @@
 
 Each recipe's model is trained, and exported by Keras' own `model.export`. The budget is half a point of the score, a
 tenth of that export's bytes and a quarter of its time at batch 8. `tfopt.compress` has ten minutes for it, and so has
-the same search with shrinking alone: float32, healed by the labels. Weights are pruned by the settings of the recipe.
-int8 alone needs no training. All artifacts are then measured side by side: those of the front, those of the others, and
-Keras' export. That has every weight twice, so the float32 artifact of tfopt, which has each once, is measured too.
+the same search with shrinking alone: float32, healed by the labels. The artifacts are written for LiteRT. Weights are
+pruned by the settings of the recipe. int8 alone needs no training. All artifacts are then measured side by side: those
+of the front, those of the others, and Keras' export. That has every weight twice, so the float32 artifact of tfopt,
+which has each once, is measured too.
 
 Results go to benchmarks/results/compression.json, one entry per recipe, and the plot to docs/images. Entries of other
 recipes stay. A recipe takes 25 minutes, less with --models of an earlier run. Run it on a quiet machine.

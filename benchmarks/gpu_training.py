@@ -4,7 +4,8 @@
 
 All sides train the same model in one process, in turns:
 
-    keras        float32 and Keras' other defaults, with which it turns XLA on where it thinks that it can
+    keras        float32 and Keras' other defaults, with which it turns XLA on where it thinks that it can. As the plan
+                 that is made first, and unlike Keras alone, XLA leaves convolutions unfused: see docs/gpu.md
     keras_half   the same after the one line that a user would add: keras.config.set_dtype_policy("mixed_bfloat16")
     tfopt        the auto plan
     tfopt_plain  the auto plan without XLA. ConvNeXt-tiny is that of keras.applications, whose grouped convolutions are

@@ -24,7 +24,7 @@ from tfopt.atomic.directories import MARK
 from tfopt.compat.layers import layers_inside
 from tfopt.compat.recurrent import as_on_a_gpu
 from tfopt.data import Examples
-from tfopt.errors import ConfigError
+from tfopt.errors import ConfigError, TfoptError, UnsupportedModelError
 from tfopt.exporting.formats import SAVED_MODEL
 from tfopt.exporting.manifest import read_manifest
 from tfopt.graph.source import saved_model_function
@@ -37,7 +37,7 @@ from tfopt.profiling.cost.memory import step_bytes
 from tfopt.profiling.cost.training import train_graph
 from tfopt.profiling.tensor_cores import tensor_core_alignment
 from tfopt.recipe import Recipe
-from tfopt.recipes import find_recipe
+from tfopt.recipes import RECIPES, find_recipe
 from tfopt.report import Audit, OpWithoutKernel
 from tfopt.runner.work import place_augmentation
 from tfopt.training import Plan
@@ -47,13 +47,13 @@ from tfopt.training.xla import compilation_cause, layer_of, xla_blockers
 DEFAULT_CARD = "A100 SXM4 80GB"
 FULL = "full"
 XLA = "jit_compile"  # the setting
+OTHER_RUNTIME = "An audit looks up TensorFlow's kernels, which it does not use: audit a SavedModel of the same model."
 REMEDIES = {
     ".keras": "Load it, and call tfopt.audit(model, (x, y)) in Python; or export it, and audit the artifact.",
+    ".pb": "Name the directory that it is in.",
     ".py": "Audit a script by `tfopt devices --audit SCRIPT.py`.",
+    **dict.fromkeys((".onnx", ".tflite", ".xml"), OTHER_RUNTIME),
 }
-OTHER_RUNTIME = (
-    "An audit looks up TensorFlow's kernels, and its runtime is another: audit a SavedModel of the same model."
-)
 # What XLA says of a function with variables if it has no device.
 WITHOUT_VARIABLES = "does not support resource arguments"
 OPEN = 128  # what an open size of an artifact's inputs counts as; the batch is one example
@@ -109,10 +109,10 @@ def audit(
         return _step(subject, batch, name, name=subject.name, xla_off=_why_xla_is_off(subject, jit_compile))
     if isinstance(subject, str | Path) and Path(subject).is_dir():
         return _artifact(Path(subject), name, trusted)
-    if isinstance(subject, str | Path) and Path(subject).suffix != ".toml" and Path(subject).is_file():
+    if isinstance(subject, str | Path) and _is_another_file(Path(subject)):
         raise ConfigError(
             "subject must be a recipe, the directory of a SavedModel, or a compiled model with a batch. Received: "
-            f"{str(subject)!r}. {REMEDIES.get(Path(subject).suffix, OTHER_RUNTIME)}"
+            f"{str(subject)!r}. {REMEDIES.get(Path(subject).suffix, 'Give one of them.')}"
         )
     recipe = find_recipe(subject)
     if form is not None and (form != FULL or FULL in recipe.forms):
@@ -124,6 +124,10 @@ def audit(
         )
     shape = None if input_shape is None or outputs is None else Shape(tuple(input_shape), outputs)
     return _recipe(recipe, zeros_like(recipe, shape), name)
+
+
+def _is_another_file(path: Path) -> bool:
+    return path.suffix != ".toml" and str(path) not in RECIPES and path.is_file()
 
 
 def default_card(hardware: Hardware) -> str:
@@ -170,7 +174,7 @@ def _step(
     _check_dense(batch)
     figures, unavailable, error = GPU_CARDS[card], dict[str, str](), None
     with as_on_a_gpu(), _supports_jit_kept(model):
-        graph, examples = train_graph(model, batch)
+        graph, examples = _traced(model, batch)
         blockers = xla_blockers(model)  # Keras may find out in the trace
         uses_xla = xla_off is None and not blockers
         can_ask = uses_xla and type(model).train_step is keras.Model.train_step
@@ -182,8 +186,7 @@ def _step(
     elif uses_xla and not can_ask:
         unavailable["lowers"] = f"{type(model).__name__} has its own train_step"
     elif not uses_xla:
-        reason = f"{blockers[0].name}: {blockers[0].reason}" if blockers else xla_off
-        unavailable["lowers"] = f"XLA is off: {reason}"
+        unavailable["lowers"] = f"{blockers[0].name}: {blockers[0].reason}" if blockers else str(xla_off)
     found = placements(graph, *others)
     share, slow = tensor_core_share(kernels(graph, fused=False), figures)
     if share is None:
@@ -212,6 +215,19 @@ def _step(
     )
 
 
+def _traced(model: keras.Model, batch: Any) -> tuple[Any, int]:
+    try:
+        return train_graph(model, batch)
+    except TfoptError:
+        raise
+    except Exception as error:  # of the model's own code, or of an operation without a gradient
+        remedy = "A step that runs eagerly need not be one." if model.run_eagerly else "Mend the model or its loss."
+        raise UnsupportedModelError(
+            f"The training step must be one that TensorFlow can trace. Received: {model.name!r}, whose step raises "
+            f"{type(error).__name__} ({_first_line(error)}). {remedy}"
+        ) from error
+
+
 @contextlib.contextmanager
 def _supports_jit_kept(model: keras.Model) -> Iterator[None]:
     """Lets layers that Keras finds unfit for XLA on a GPU be as before in the end."""
@@ -228,7 +244,7 @@ def _check_dense(batch: Any) -> None:
         if isinstance(value, tf.RaggedTensor | tf.RaggedTensorSpec | tf.SparseTensor | tf.SparseTensorSpec):
             raise ConfigError(
                 "A batch must be of dense tensors, whose sizes are known. Received: a "
-                f"{type(value).__name__} of shape {tuple(value.shape)}. Pad it to one size, as padded_batch of tf.data "
+                f"{type(value).__name__} of shape {value.shape}. Pad it to one size, as padded_batch of tf.data "
                 "does, or call to_tensor or tf.sparse.to_dense on it."
             )
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tfopt.errors import TfoptError, TrainingError, UnsupportedModelError
+from tfopt.errors import TrainingError
 from tfopt.scripts.hook import script_line
 from tfopt.scripts.run_script import run_script
 
@@ -28,13 +29,14 @@ class _AuditHook:
         self._card = card
         self._jit_compile: dict[int, Any] = {}  # by the identity of the model; Keras keeps what it makes of it
         self.audit: Audit | None = None
-        self.error: TfoptError | None = None
+        self.error: Exception | None = None
 
     def compile(
         self, model: keras.Model, original: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        self._jit_compile[id(model)] = kwargs.get("jit_compile", "auto")
         original(*args, **kwargs)
+        given = inspect.signature(original).bind(*args, **kwargs).arguments
+        self._jit_compile[id(model)] = given.get("jit_compile")
 
     def fit(
         self, model: keras.Model, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -43,13 +45,14 @@ class _AuditHook:
             raise SystemExit(0)
         from tfopt.compat.replace import replaced
 
-        place, batches = script_line(), []
+        place, batches, prepare = script_line(), [], model.make_train_function
 
         def step(iterator: Any) -> None:
             batches.append(next(iterator))
             raise _EndError
 
         def make(force: bool = False) -> None:
+            prepare(force)  # where tfopt.compile has compiled the model, its callbacks ask what this has found
             model.train_function = step
 
         with contextlib.suppress(_EndError), replaced(model, make_train_function=make):
@@ -60,31 +63,29 @@ class _AuditHook:
 
     def _look_at(self, model: keras.Model, batch: Any, place: str) -> None:
         from tfopt.advisor.audit import audit
+        from tfopt.training.step.runtime import plan_of
 
-        asked = self._jit_compile.get(id(model), "auto")
+        asked = self._jit_compile.get(id(model))
+        of_plan = plan_of(model) is not None  # which compiled the model for this machine
         try:
-            found = audit(model, batch, card=self._card, jit_compile=None if asked == "auto" else bool(asked))
+            jit_compile = None if of_plan or asked in (None, "auto") else bool(asked)
+            found = audit(model, batch, card=self._card, jit_compile=jit_compile)
             self.audit = replace(found, name=f"{found.name}, fit in {place}")
-        except TfoptError as error:
+        except Exception as error:  # noqa: BLE001 - raised anew when the script has ended
             self.error = error
-        except Exception as error:  # noqa: BLE001 - of the model's own code, or of an operation without a gradient
-            reason = next(iter(str(error).splitlines()), "")
-            self.error = UnsupportedModelError(
-                f"The training step of a script must be one that TensorFlow can trace. Received: {model.name!r}, whose "
-                f"fit in {place} raises {type(error).__name__}: {reason} Run the script without tfopt to see where."
-            )
 
 
-def audit_script(path: str, arguments: Sequence[str], card: str | None = None) -> tuple[int, Audit | TrainingError]:
+def audit_script(path: str, arguments: Sequence[str], card: str | None = None) -> Audit:
     """Runs a script as Python would up to its first `fit`, and audits the training step of its model.
 
     Args:
         path: The script, or "-m" with the name of a module as the first of the arguments.
         arguments: The words of the script.
         card: A GPU, as in `tfopt.audit`.
-    Returns: The exit code of the script, and the audit; or why there is none.
     Raises:
         ConfigError: There is no such script, or no such card; see `run_script`.
+        TrainingError: The script has made no batch of a fit.
+        UnsupportedModelError: TensorFlow cannot trace the step.
     Example:
         >>> import pathlib, tempfile
         >>> text = '''
@@ -96,9 +97,9 @@ def audit_script(path: str, arguments: Sequence[str], card: str | None = None) -
         >>> with tempfile.TemporaryDirectory() as directory:
         ...     script = pathlib.Path(directory, "train.py")
         ...     _ = script.write_text(text)
-        ...     code, found = audit_script(str(script), [], "A100")
-        >>> code, found.batch_size, found.problems
-        (0, 32, [])
+        ...     found = audit_script(str(script), [], "A100")
+        >>> found.batch_size, found.problems
+        (32, [])
     """
     hook = _AuditHook(card)
     code = run_script(path, arguments, hook)
@@ -107,12 +108,12 @@ def audit_script(path: str, arguments: Sequence[str], card: str | None = None) -
     if hook.audit is None:
         name = f"-m {arguments[0]}" if path == "-m" and arguments else path
         if code != 0:
-            return code, TrainingError(
-                f"The script must reach its first fit. Received: {name}, which ended with the exit code {code} before. "
-                "See what it wrote above; words of its own follow after --."
+            raise TrainingError(
+                f"The script must reach the first step of its first fit. Received: {name}, which ended with the exit "
+                f"code {code} before. See what it wrote above; words of its own follow after --."
             )
-        return code, TrainingError(
+        raise TrainingError(
             f"The script must train with keras.Model.fit. Received: {name}, which did not call it, or whose fit made "
             "no batch. Call tfopt.audit on its model."
         )
-    return code, hook.audit
+    return hook.audit

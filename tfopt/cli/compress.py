@@ -33,8 +33,10 @@ def compress_command(words: list[str]) -> int:
     start_tensorflow()
     from tfopt.compression.search import compress_from
     from tfopt.training.memory import set_memory_growth
+    from tfopt.training.xla import leave_convolutions_unfused
 
     set_memory_growth()  # the processes of the trials share the GPUs with this one
+    leave_convolutions_unfused()  # here, because the examples start TensorFlow's devices
     if is_file:
         model, data = _loaded(options.source), _examples(options.data or "")
     else:

@@ -15,7 +15,7 @@ from annotated_types import Ge
 from tfopt.cli.exit_codes import CHECK_FAILED, SUCCESS
 from tfopt.cli.preparation import look_beside, read_recipe, start_tensorflow
 from tfopt.cli.printing import print_json, say
-from tfopt.errors import ConfigError, TrainingError, unknown_name
+from tfopt.errors import ConfigError, unknown_name
 from tfopt.settings.flags import parse
 from tfopt.settings.validation import check_fields
 
@@ -112,8 +112,9 @@ def _print_audit(options: DevicesOptions, target: str, script_words: list[str]) 
             raise ConfigError(f"Words after -- are for a script. Received: --audit {target}. Leave them out.")
         start_tensorflow()
         from tfopt.advisor import audit
+        from tfopt.recipes import RECIPES
 
-        is_recipe = not Path(target).exists() or target.endswith(".toml")
+        is_recipe = target in RECIPES or not Path(target).exists() or target.endswith(".toml")
         if is_recipe:
             look_beside()
         found = audit(
@@ -129,16 +130,13 @@ def _print_audit(options: DevicesOptions, target: str, script_words: list[str]) 
 
 
 def _audited_script(options: DevicesOptions, path: str, words: list[str]) -> Audit:
-    # TensorFlow is not started: the script may set environment variables before it imports it.
+    # TensorFlow is not started, but told to be quiet: the script may set other variables before it imports it.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     from tfopt.cli.audit_script import audit_script
 
     # The standard output is for the JSON alone.
     with contextlib.redirect_stdout(sys.stderr) if options.json else contextlib.nullcontext():
-        _, found = audit_script(path, words, options.card)
-    if isinstance(found, TrainingError):
-        raise found
-    return found
+        return audit_script(path, words, options.card)
 
 
 def _recipe(options: DevicesOptions, name: str) -> Recipe:
@@ -179,7 +177,7 @@ def _loaded(recipe: Recipe) -> Examples:
     except ConfigError as error:
         raise ConfigError(
             f"The examples of a recipe, or their shape, must be known. Received: {recipe.name!r}, whose source "
-            f"{recipe.data.source!r} cannot be read ({error}) Give --input-shape and --outputs, for example "
+            f"{recipe.data.source!r} cannot be read ({error}). Give --input-shape and --outputs, for example "
             "--input-shape 32 --outputs 10."
         ) from error
 

@@ -69,8 +69,9 @@ accelerate take these options; doctor, tune and monitor take them before the scr
                 package in the directory of the file and in the working directory
 
 Exit codes: 0 success, 1 the check failed, 2 wrong use, 3 the command could not finish (the disk is full, the loss is
-not finite), 70 unexpected error: a bug in tfopt, 130 interrupted, 143 ended by SIGTERM. launch returns the exit code
-of the worker that failed first, accelerate and doctor that of the script, monitor that of the program.
+not finite, a script ended before its fit), 70 unexpected error: a bug in tfopt, 130 interrupted, 143 ended by SIGTERM.
+launch returns the exit code of the worker that failed first, accelerate and doctor that of the script, monitor that of
+the program.
 """
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "run": run_command,

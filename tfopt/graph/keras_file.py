@@ -38,8 +38,8 @@ def load_keras(file: Path, trusted: bool, *, compiled: bool = False) -> keras.Mo
             reason = next(line for line in str(error).splitlines() if "safe_mode=False" in line).split(" If you trust")
             raise ArtifactError(
                 f"A .keras file must hold no code and name no files. Received: {file} ({reason[0].strip()}). If you "
-                "trust its source, pass trusted=True (--trusted); or load it with keras.saving.load_model and "
-                "safe_mode=False, and pass the model."
+                "trust its source, pass trusted=True (--trusted); or load it in Python by "
+                "keras.saving.load_model with safe_mode=False, and give that model to tfopt."
             ) from error
         cause = _innermost(error)
         raise ArtifactError(

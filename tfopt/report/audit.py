@@ -107,6 +107,11 @@ class Audit(Record, Shown):
         return found
 
     @property
+    def _is_off(self) -> bool:
+        """Whether XLA is not to compile the step; an artifact has no such setting."""
+        return self.subject == "training step" and not self.jit_compile
+
+    @property
     def ok(self) -> bool:
         """Whether nothing is wanting."""
         return not self.problems
@@ -126,10 +131,11 @@ class Audit(Record, Shown):
         share = "unavailable" if part is None else f"{part:.1%} of the multiply-adds"
         slow = "".join(f", {part:.1%} {why} not" for why, part in self.not_in_tensor_cores.items())
         memory = "unavailable" if self.memory_bytes is None else memory_size(self.memory_bytes)
+        not_known = "off" if self._is_off else "unavailable"
         rows = {
             "precision": f"{self.precision}, XLA {'on' if self.jit_compile else 'off'}",
             "operations": f"{self.operations:,}, of which {sum(each.count for each in self.on_host):,} on the host",
-            "xla": "lowers it for a GPU" if self.lowers else "refuses it" if self.lowers is False else "not asked",
+            "xla": "lowers it for a GPU" if self.lowers else "refuses it" if self.lowers is False else not_known,
             "tensor cores": f"{share}{slow}",
             "memory": f"{memory} of {memory_size(self.card_memory_bytes)}",
             "machine code": f"{self.machine_code or 'unavailable'}: {self.machine_code_detail}",
@@ -140,10 +146,10 @@ class Audit(Record, Shown):
 
     def _sheet(self) -> Sheet:
         of = "" if self.batch_size is None else f" of {self.batch_size} examples"
-        asked = self.lowers is False or (self.lowers is None and self.jit_compile)
         notes = [("note", f"no multiple of a tile of tensor cores: {each}") for each in self.misaligned]
         notes += [("note", f"on the host: {each}: {each.harmless}") for each in self.on_host if each.harmless]
-        notes += [("note", f"XLA has no kernel for {each}") for each in self.not_in_xla if asked]
+        if not (self.lowers or self._is_off):
+            notes += [("note", f"XLA has no kernel for {each}") for each in self.not_in_xla]
         return Sheet(
             title=f"{self.name}: {self.subject}{of} on {self.card}",
             tables=[

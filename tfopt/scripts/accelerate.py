@@ -206,6 +206,7 @@ class AccelerateHook:
         self._hardware = self._hardware or detect()
         config = TrainingConfig(
             precision=self.precision,  # type: ignore[arg-type]
+            jit_compile="auto" if self.xla else False,
             strategy=strategy or "none",
             steps_per_execution=self.steps_per_execution,
             sparse_embedding_gradients=strategy is None,  # as Keras, for the same weights
@@ -227,10 +228,6 @@ class AccelerateHook:
             model.jit_compile = False
         put_step(model, decided)
         self._plans[model] = decided
-        fused = next((each for each in decided.decisions if each.setting == "fused_convolutions"), None)
-        if model.jit_compile and fused is not None and fused.value == "True":
-            reason = f"XLA compiles each of them for many seconds: {fused.reason} for the script"
-            self._skip(Skip(name=script_line(), kind=f"fused convolutions of {model.name}", reason=reason))
         return len(decided.hardware.gpus)
 
     def _steps(self, model: keras.Model, given: dict[str, Any]) -> tuple[int, str]:

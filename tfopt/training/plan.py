@@ -178,9 +178,9 @@ class Plan(Shown):
 def plan(config: TrainingConfig | HasTraining | None = None, hardware: Hardware | None = None) -> Plan:
     """Decides every "auto", and refuses settings that cannot train together.
 
-    Unless `memory_growth` is off, TensorFlow allocates GPU memory as it needs it after this call. If XLA is on, XLA on
-    a GPU leaves convolutions unfused, by XLA_FLAGS in the environment. With strategy="multi_worker", the call waits for
-    the other workers.
+    Unless `memory_growth` is off, TensorFlow allocates GPU memory as it needs it after this call. With XLA and a GPU,
+    it sets XLA_FLAGS in the environment so that convolutions stay unfused. With strategy="multi_worker", the call waits
+    for the other workers.
 
     Args:
         config: A training configuration, or a recipe; None means TrainingConfig().

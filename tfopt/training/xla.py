@@ -40,7 +40,8 @@ _NOISE = ("Graph execution error", "Detected at node", "<stack traces", "Stack t
 # TensorFlow's messages for a step that is wrong with or without XLA. A shape with "<=" exists only under XLA.
 _ORDINARY = re.compile(r"(Incompatible shapes|Matrix size-incompatible): (?!.*<=)")
 
-# The pass of XLA that fuses a convolution with its bias and its activation into one call of cuDNN.
+# The pass of XLA that fuses a convolution with its bias and its activation into one call of cuDNN, and how to leave
+# passes out.
 FUSES_CONVOLUTIONS = "cudnn-fused-convolution-rewriter"
 _LEAVES_OUT = "--xla_disable_hlo_passes="
 
@@ -60,7 +61,9 @@ def tells_of_a_long_compilation() -> Iterator[None]:
         warn,
         [
             f"The first step under XLA has taken {LONG_S:g} s so far. It need not hang: on a GPU, XLA first times all "
-            "kernels that cuDNN has for each convolution. Wait, or stop it and train with jit_compile=False."
+            "kernels that cuDNN has for each convolution, and where one is fused with its bias, cuDNN compiles them. "
+            f"Wait; or start again with XLA_FLAGS={_LEAVES_OUT}{FUSES_CONVOLUTIONS} in the environment, or without "
+            "XLA (jit_compile=False)."
         ],
     )
     told.daemon = True
@@ -76,21 +79,42 @@ def leave_convolutions_unfused() -> tuple[bool | None, str]:
 
     cuDNN compiles its kernels for such a fused convolution when it is asked for them. For a plain one and for its
     gradients it holds them ready. XLA asks for all of them to find the fastest: on an H200 one fused convolution took
-    it 34 s, and the gradients 0.2 to 0.9 s each. Processes that this one starts get the flags too.
+    it 34 s, and the gradients 0.2 to 0.9 s each (docs/gpu.md). Processes that this one starts get the flags too.
 
-    Returns: whether XLA fuses convolutions, or None if there is no GPU; and the reason. On a GPU, TensorFlow reads the
-        flags when it starts its devices; the reason then says that it is too late.
+    Returns: whether XLA fuses convolutions, or None if there is no GPU; and the reason. With a GPU, TensorFlow reads
+        the flags when it starts its devices, and not again.
     """
     if not tf.config.list_physical_devices("GPU"):
         return None, "no GPU"
-    flags = os.environ.get("XLA_FLAGS", "")
+    flags, reason = _with_unfused(os.environ.get("XLA_FLAGS", ""))
+    if flags is None:
+        return True, reason
+    if FUSES_CONVOLUTIONS not in os.environ.get("XLA_FLAGS", ""):
+        if has_started():
+            return True, f"TensorFlow has started its devices; set XLA_FLAGS={_LEAVES_OUT}{FUSES_CONVOLUTIONS} before"
+        os.environ["XLA_FLAGS"] = flags
+    return False, reason
+
+
+def _with_unfused(flags: str) -> tuple[str | None, str]:
+    """Returns flags of XLA that also leave convolutions unfused, and the reason; None if the user's own say otherwise.
+
+    Example:
+        >>> _with_unfused("--xla_dump_to=here")[0]
+        '--xla_dump_to=here --xla_disable_hlo_passes=cudnn-fused-convolution-rewriter'
+        >>> _with_unfused("--xla_disable_hlo_passes=none")
+        (None, 'XLA_FLAGS names the passes that are left out; add cudnn-fused-convolution-rewriter to start sooner')
+        >>> _with_unfused("flags.txt")
+        (None, 'XLA_FLAGS names a file; add --xla_disable_hlo_passes=cudnn-fused-convolution-rewriter there')
+    """
+    flags, reason = flags.strip(), "cuDNN would compile its kernels for them, which takes minutes; in XLA_FLAGS"
+    if FUSES_CONVOLUTIONS in flags:
+        return flags, reason
+    if flags and not flags.startswith("-"):
+        return None, f"XLA_FLAGS names a file; add {_LEAVES_OUT}{FUSES_CONVOLUTIONS} there"
     if _LEAVES_OUT in flags:
-        return FUSES_CONVOLUTIONS not in flags, "XLA_FLAGS names the passes to leave out"
-    if has_started():
-        flag = f"{_LEAVES_OUT}{FUSES_CONVOLUTIONS}"
-        return True, f"TensorFlow already started its devices; call tfopt.plan before, or set XLA_FLAGS={flag}"
-    os.environ["XLA_FLAGS"] = f"{flags} {_LEAVES_OUT}{FUSES_CONVOLUTIONS}".strip()
-    return False, "cuDNN would compile its kernels for them, which takes minutes; now in XLA_FLAGS"
+        return None, f"XLA_FLAGS names the passes that are left out; add {FUSES_CONVOLUTIONS} to start sooner"
+    return f"{flags} {_LEAVES_OUT}{FUSES_CONVOLUTIONS}".strip(), reason
 
 
 def xla_blockers(model: keras.Model) -> list[Skip]:

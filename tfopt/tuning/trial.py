@@ -37,6 +37,8 @@ from tfopt.runner.work import begin, place_augmentation
 from tfopt.timing import in_turns
 from tfopt.training import compile as compile_model
 from tfopt.training import plan
+from tfopt.training.memory import set_memory_growth
+from tfopt.training.xla import leave_convolutions_unfused
 from tfopt.tuning.facts import facts_of, facts_of_data
 from tfopt.tuning.limit import Used, kept, of_json
 from tfopt.tuning.timed import TimedFit, Training
@@ -116,6 +118,9 @@ def begin_training(
     recipe = with_changes(Recipe.from_toml(Path(what.folder, RECIPE), allow_code=True), nested)
     recipe = replace(recipe, training=replace(recipe.training, stop_on_nan=False))
     keras.utils.set_random_seed(recipe.training.seed)
+    if recipe.training.memory_growth:  # here, because the examples start TensorFlow's devices
+        set_memory_growth()
+    leave_convolutions_unfused()
     largest = what.largest
     if what.kind == "recipe":
         examples = recipe.data.load()
