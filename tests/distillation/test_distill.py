@@ -216,7 +216,7 @@ def test_what_does_not_fit_is_refused_before_the_student_changes():
     other = keras.Sequential([keras.Input((7,)), layers.Dense(3)], name="other")
     for teacher, config, message in (
         (student, None, "must be another model than the student"),
-        ([], None, "Received: no model"),
+        ([], None, "Received: an empty sequence"),
         (wrong, None, r"outputs of the shapes and dtypes.*'output_0' of 'wrong', float32 \(None, 4\)"),
         (other, None, r"inputs of the shapes and dtypes"),
         (two_outputs(2), None, "as many inputs as the student"),
@@ -320,3 +320,40 @@ def test_the_weight_of_the_teacher_may_follow_the_steps():
         losses[weight] = student.fit(X, Y, batch_size=24, epochs=3, shuffle=False, verbose=0).history["loss"]
     np.testing.assert_allclose(losses[schedule], [losses[weight][0] for weight in (1.0, 0.5, 0.0)], rtol=1e-5)
     assert "weight PolynomialDecay of the step" in report.changed[0].detail
+
+
+def test_outputs_are_named_as_keras_names_them_and_lists_in_another_order_are_refused():
+    def two(*names):
+        inputs = keras.Input((6,))
+        return keras.Model(inputs, [layers.Dense(3, name=name)(inputs) for name in names])
+
+    report = distill(two("a", "b"), two("a", "b"), DistillationConfig(loss={"a": "kl", "b": None}))
+    assert [each.name for each in report.changed] == ["output_0"]
+    with pytest.raises(ConfigError, match=r"same order, or in dicts.*\['a', 'b'\].*\['b', 'a'\]"):
+        distill(two("a", "b"), two("b", "a"))
+    with pytest.raises(ConfigError, match=r"Unknown output in loss 'c'.*'a', 'b', 'output_0'"):
+        distill(two("a", "b"), two("a", "b"), DistillationConfig(loss={"c": "kl"}))
+
+
+def test_a_student_without_a_loss_is_evaluated_by_its_teacher():
+    student, teacher = network(1), network(2)
+    distill(student, teacher, DistillationConfig(loss="mse"))
+    student.compile("sgd", loss=None, metrics=["accuracy"])
+    history = student.fit(X, Y, validation_data=(X, Y), verbose=0).history
+    distance = np.mean(np.square(student.predict(X, verbose=0) - teacher.predict(X, verbose=0)))
+    assert history["val_loss"][0] == pytest.approx(distance + float(sum(student.losses)), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [(lambda step: 5.0, "5 at step 0"), (lambda step: 0.9 if step < 5 else 0.1, "compare it with tf.where")],
+)
+def test_a_weight_that_follows_the_steps_is_tried_before_the_training(weight, message):
+    with pytest.raises(ConfigError, match=message):
+        distill(network(1), network(2), DistillationConfig(weight=weight))
+
+
+def test_a_temperature_at_which_float32_has_no_digits_left_is_refused():
+    for temperature in (float("inf"), 1e4):
+        with pytest.raises(ConfigError, match="temperature"):
+            DistillationConfig(temperature=temperature)

@@ -60,16 +60,16 @@ class DistillationConfig:
     loss: SoftLoss | Mapping[str, SoftLoss | None] = "kl"
     """Distance of the student's outputs from the teacher's: "kl" for classes that exclude each other (also per pixel or
     per token), "binary" for labels that do not, "mse" for values. For several outputs also a table by the name of the
-    student's output, in which None leaves one out."""
-    temperature: Annotated[float, Gt(0)] = 3.0
-    """Temperature of "kl" and "binary": logits are divided by it, so small probabilities of the teacher count more. The
-    loss is multiplied by its square, which keeps the size of the gradients."""
+    student's output in Keras or, of a dict, by its key, in which None leaves one out."""
+    temperature: Annotated[float, Gt(0), Le(100)] = 3.0
+    """Temperature of "kl" and "binary", at most 100: logits are divided by it, so small probabilities of the teacher
+    count more. The loss is multiplied by its square, which keeps the size of the gradients."""
     features: tuple[FeaturePair, ...] = ()
     """Layers inside of the student that learn from layers of the teacher."""
     weight: Annotated[float, Ge(0), Le(1)] | Callable[[Any], Any] = 0.5
-    """Share of the teacher in the loss, or a function of the number of the step, such as a schedule of Keras for
-    learning rates. The labels have the rest. A model that is compiled without a loss learns from the teacher alone, and
-    needs no labels."""
+    """Share of the teacher in the loss, or a function of the number of the step, a tensor, such as a schedule of
+    Keras for learning rates. The labels have the rest. A model that is compiled without a loss learns from the
+    teacher alone, and needs no labels."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -99,7 +99,7 @@ class TeacherConfig:
     loss: SoftLoss = "kl"
     """Distance from the teacher's outputs: kl for classes that exclude each other, binary for labels that do not, mse
     for values."""
-    temperature: Annotated[float, Gt(0)] = 3.0
+    temperature: Annotated[float, Gt(0), Le(100)] = 3.0
     """Temperature of kl and binary, by which logits are divided."""
     teacher_weight: Annotated[float, Ge(0), Le(1)] = 0.5
     """Share of the teacher in the loss. The labels have the rest."""

@@ -85,14 +85,18 @@ def distill(
     check_keras_3(student)
     check_type("student", student, keras.Model)
     given = list(teacher) if isinstance(teacher, Sequence) and not isinstance(teacher, str) else [teacher]
-    if not given or any(each is student for each in given):
+    if not given:
+        raise ConfigError("teacher must be a model or several. Received: an empty sequence. Pass at least one.")
+    if any(each is student for each in given):
         raise ConfigError(
-            f"teacher must be another model than the student. Received: {'the student' if given else 'no model'}. "
+            "teacher must be another model than the student. Received: the student. "
             "For self-distillation, pass a trained copy: keras.models.clone_model, with the same weights."
         )
     frozen = freeze_unfolded(student, trusted=True)  # it is the caller's own
-    kinds = _kinds(config, frozen)
+    kinds = _kinds(config, student, frozen)
     _check_cached(given, config, kinds)
+    _check_order(student, given)
+    _check_weight(config.weight)
     if config.features and len(given) > 1:
         raise ConfigError(
             f"features need one teacher, whose layers they name. Received: {len(given)} teachers. Leave features out, "
@@ -203,7 +207,9 @@ class _Distillation:
             more = {"training": training} if "training" in inspect.signature(own).parameters else {}
             return own(student, x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, **more)
 
-        if not training or self._weight == 0:
+        # A model without a loss of its own has that of its teacher to evaluate with.
+        alone = student.loss is None and type(student).compute_loss is keras.Model.compute_loss
+        if self._weight == 0 or not (training or alone):
             return of_labels()
         if x is None and not self._is_recorded:
             raise ConfigError(
@@ -215,7 +221,7 @@ class _Distillation:
         of_teacher = self._of_teacher(x, rows, y_pred, sample_weight)
         for loss in student.losses:  # regularization does not depend on who teaches
             of_teacher += ops.cast(added_loss(student, loss), of_teacher.dtype)
-        if student.loss is None and type(student).compute_loss is keras.Model.compute_loss:
+        if alone:
             return of_teacher
         weight = self._now(self._weight)
         return (1 - weight) * of_labels() + weight * of_teacher
@@ -270,19 +276,62 @@ class _Distillation:
         return total
 
 
-def _kinds(config: DistillationConfig, student: FrozenGraph) -> dict[str, SoftLoss]:
+def _kinds(config: DistillationConfig, model: keras.Model, student: FrozenGraph) -> dict[str, SoftLoss]:
     if not isinstance(config.loss, Mapping):
         return dict.fromkeys(student.outputs, config.loss)
+    own = _output_names(model)
+    of_keras = dict(zip(own, student.outputs, strict=True)) if len(own) == len(student.outputs) else {}
     for name in config.loss:
-        if name not in student.outputs:
-            raise unknown_name("output in loss", name, student.outputs)
-    found = {name: kind for name, kind in config.loss.items() if kind is not None}
+        if name not in student.outputs and name not in of_keras:
+            raise unknown_name("output in loss", name, [*student.outputs, *of_keras])
+    found = {
+        name if name in student.outputs else of_keras[name]: kind
+        for name, kind in config.loss.items()
+        if kind is not None
+    }
     if not found:
         raise ConfigError(
             f"loss must name an output that learns from the teacher. Received: loss={dict(config.loss)!r}. The outputs "
             f"are {', '.join(student.outputs)}."
         )
     return found
+
+
+def _output_names(model: Any) -> list[str]:
+    """Returns the names of a model's outputs in Keras, in their order; none of a subclassed model."""
+    return list(getattr(model, "output_names", None) or ())
+
+
+def _check_order(student: keras.Model, given: Sequence[Any]) -> None:
+    """Refuses lists of the same outputs in another order, which would be paired by their places."""
+    own = _output_names(student)
+    for each in given:
+        other = _output_names(each) if isinstance(each, keras.Model) else []
+        by_place = not any(isinstance(getattr(model, "output", None), Mapping) for model in (student, each))
+        if by_place and other != own and sorted(other) == sorted(own):
+            raise ConfigError(
+                "The outputs of student and teacher must be in the same order, or in dicts. Received: "
+                f"{own} of {student.name!r}, {other} of {each.name!r}. Make one of them again with its outputs in the "
+                "order of the other."
+            )
+
+
+def _check_weight(weight: float | Callable[[Any], Any]) -> None:
+    """Refuses a function of the step that cannot be in the step's graph, or starts outside of 0 to 1."""
+    if not callable(weight):
+        return
+    try:
+        first = float(tf.function(weight, autograph=False)(tf.constant(0)))
+    except Exception as error:  # of the user's own function
+        raise ConfigError(
+            "weight must be a function that TensorFlow can trace. Received: "
+            f"{_shown(weight)}, which raises {type(error).__name__}. The step is a tensor: compare it with tf.where."
+        ) from error
+    if not 0 <= first <= 1:
+        raise ConfigError(
+            f"weight must be from 0 to 1 at each step. Received: {first:g} at step 0, from {_shown(weight)}. Divide it "
+            "by its largest value."
+        )
 
 
 def _check_cached(given: Sequence[Any], config: DistillationConfig, kinds: Mapping[str, SoftLoss]) -> None:

@@ -75,6 +75,13 @@ def test_a_flipped_bit_is_found_by_the_checksum_and_the_record_is_named(director
     assert f"{path}: it is damaged at record" in str(caught.value)
 
 
+def test_a_file_that_is_gone_when_the_examples_are_read_is_named(directory):
+    examples = read(directory)
+    shard(directory).unlink()
+    with pytest.raises(tf.errors.NotFoundError, match=shard(directory).name):  # and TensorFlow does not try for ever
+        count(examples)
+
+
 def test_a_flipped_bit_is_named_while_streaming(directory):
     path = shard(directory)
     position = path.stat().st_size - 100

@@ -62,6 +62,7 @@ def records_of(
             with tf.control_dependencies([tf.debugging.Assert(False, [words, number, advice, file])]):
                 return tf.identity(file)
 
+        file = _opened(file)
         whole = tf.data.TFRecordDataset(file, compression, READ_BYTES).ignore_errors()
         return whole.concatenate(tf.data.Dataset.from_tensors(file).map(failing)).take(count)
 
@@ -75,6 +76,13 @@ def records_of(
         deterministic=True,
     )
     return dataset.apply(tf.data.experimental.assert_cardinality(sum(counts)))
+
+
+def _opened(file: tf.Tensor) -> tf.Tensor:
+    """Returns the name of a file, and fails if it cannot be opened: ignoring that error, TensorFlow tries for ever."""
+    first = tf.data.FixedLengthRecordDataset(file, record_bytes=1).take(1)
+    with tf.control_dependencies([first.reduce(tf.constant(0), lambda number, _: number)]):
+        return tf.identity(file)
 
 
 class Part(NamedTuple):
