@@ -50,7 +50,11 @@ def compress_command(words: list[str]) -> int:
 def _loaded(file: str | Path) -> Any:
     from tfopt.graph.keras_file import load_keras
 
-    return load_keras(Path(file), trusted=False, compiled=True)
+    remedy = (
+        "The trials of a compression load it in processes of their own: write such a layer as a class of a module, with "
+        "keras.saving.register_keras_serializable."
+    )
+    return load_keras(Path(file), trusted=False, compiled=True, remedy=remedy)
 
 
 def _examples(name: str) -> Examples:

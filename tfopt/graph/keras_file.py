@@ -17,11 +17,14 @@ from tfopt.settings.validation import check_stored
 OTHER_BACKENDS = ("jax", "jaxlib", "flax", "torch")
 # Bytes of the JSON that describes a model, unpacked. Of keras.applications NASNetLarge has the most, 1.0 MB.
 LARGEST_CONFIG = 64 * 2**20
+TRUST = "If you trust its source, pass trusted=True (--trusted)."
 JSON_FILES = ("config.json", "metadata.json")
 
 
-def load_keras(file: Path, trusted: bool, *, compiled: bool = False) -> keras.Model:
+def load_keras(file: Path, trusted: bool, *, compiled: bool = False, remedy: str = TRUST) -> keras.Model:
     """Returns the model of a .keras file, with its optimizer and losses if `compiled`.
+
+    `remedy` says what to do about code in the file.
 
     Raises:
         ArtifactError: The file is damaged or larger than the free memory when it is unpacked; or it holds code and is
@@ -37,9 +40,7 @@ def load_keras(file: Path, trusted: bool, *, compiled: bool = False) -> keras.Mo
         if not trusted and "safe_mode=False" in str(error):  # Keras' remedy, which no caller of tfopt can follow
             reason = next(line for line in str(error).splitlines() if "safe_mode=False" in line).split(" If you trust")
             raise ArtifactError(
-                f"A .keras file must hold no code and name no files. Received: {file} ({reason[0].strip()}). If you "
-                "trust its source, pass trusted=True (--trusted); or load it in Python by "
-                "keras.saving.load_model with safe_mode=False, and give that model to tfopt."
+                f"A .keras file must hold no code and name no files. Received: {file} ({reason[0].strip()}). {remedy}"
             ) from error
         cause = _innermost(error)
         raise ArtifactError(
