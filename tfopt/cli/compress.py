@@ -51,8 +51,8 @@ def _loaded(file: str | Path) -> Any:
     from tfopt.graph.keras_file import load_keras
 
     remedy = (
-        "The trials of a compression load it in processes of their own: write such a layer as a class of a module, with "
-        "keras.saving.register_keras_serializable."
+        "The trials of a compression load it in processes of their own: write such a layer as a class of a module, "
+        "with keras.saving.register_keras_serializable."
     )
     return load_keras(Path(file), trusted=False, compiled=True, remedy=remedy)
 
