@@ -162,10 +162,14 @@ def test_a_budget_that_no_model_meets_is_said_before_any_training(tmp_path):
 
 
 def test_what_cannot_be_searched_is_said_at_once(tmp_path):
+    hidden = [layers.Lambda(lambda x: 2 * x, name="twice"), layers.Dense(64, "relu"), layers.Dense(64, "relu")]
+    with_code = keras.Sequential([keras.Input((6,)), *hidden, layers.Dense(3)])
+    with_code.compile("sgd", network().loss, metrics=["accuracy"])
     for model, data, error, message in [
         (network(), np.zeros((4, 6)), ConfigError, "data must be an Examples"),
         (keras.Sequential([keras.Input((6,)), layers.Dense(3)]), examples(), UnsupportedModelError, "be compiled"),
         (network(units=4), examples(), UnsupportedModelError, "channels that can be removed"),
+        (with_code, examples(), UnsupportedModelError, "the Lambda 'twice', whose function is a lambda"),
     ]:
         with pytest.raises(error, match=message):
             compress(model, data, CONFIG, directory=tmp_path / "run")

@@ -13,10 +13,11 @@ import keras
 
 from tfopt.atomic.files import write_text
 from tfopt.atomic.own_files import check_replaceable, json_in, json_with
+from tfopt.compat.layers import layers_inside
 from tfopt.compression.config import CompressionConfig
 from tfopt.compression.trial import BASELINE, DATA, MODEL
 from tfopt.data import Examples, convert
-from tfopt.errors import ConfigError
+from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting import export
 from tfopt.runner.model_check import with_float_inputs
 
@@ -45,7 +46,9 @@ def prepare(
 
     Raises:
         ConfigError: The directory is of another search, or holds something else.
+        UnsupportedModelError: The model has a Lambda with a lambda.
     """
+    _check_readable(model)
     mark, digest = folder / MARK, _digest(model, config)
     check_replaceable(mark, json_with("compression"))
     earlier = json_in(mark.read_bytes()) if mark.is_file() else None
@@ -69,6 +72,17 @@ def prepare(
         model.save(unfinished)
         unfinished.replace(folder / MODEL)
         write_text(mark, json.dumps({"compression": digest, "source": source}))
+
+
+def _check_readable(model: keras.Model) -> None:
+    """Refuses code in the model's file, which no process of a trial would read."""
+    for layer in layers_inside(model):
+        if isinstance(layer, keras.layers.Lambda) and getattr(layer.function, "__name__", "") == "<lambda>":
+            raise UnsupportedModelError(
+                "The layers of a model must be readable in the processes of the trials. Received: the Lambda "
+                f"{layer.name!r}, whose function is a lambda. Write it as a class of a module, with "
+                "keras.saving.register_keras_serializable."
+            )
 
 
 def source_of(folder: Path) -> str | None:

@@ -95,7 +95,8 @@ def compress(
         ConfigError: The budget cannot be met: even the smallest model is too large or too slow. This is known before
             any training. Or a setting or the examples are wrong, the directory is of another model or of other
             settings, or the time limit is too short for the first measurements.
-        UnsupportedModelError: The model is not compiled, or has no channels, or next to none, that can be removed.
+        UnsupportedModelError: The model is not compiled, or has no channels, or next to none, that can be removed; or
+            it has a Lambda of a lambda.
         TrainingError: The first measurements failed in their own processes.
     Example:
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
