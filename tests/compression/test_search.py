@@ -1,5 +1,6 @@
 """Whole searches with real trainings: stopped, continued, cut by time, and what their artifacts are worth."""
 
+import importlib
 import json
 import time
 from dataclasses import replace
@@ -119,6 +120,22 @@ def test_a_training_that_never_ends_is_cut_by_the_time_and_may_be_tried_again(tm
     assert {each.state for each in report.trials} == {"open"}
     assert (tmp_path / "run" / "front.svg").is_file()
     assert not list((tmp_path / "run").glob("trials/*/outcome.json"))
+
+
+@pytest.mark.slow
+def test_a_layer_of_the_users_own_module_is_known_in_the_trials(tmp_path, monkeypatch):
+    (tmp_path / "own_layers_of_a_user.py").write_text(
+        "import keras\n"
+        "@keras.saving.register_keras_serializable('mine')\n"
+        "class Twice(keras.layers.Layer):\n"
+        "    def call(self, inputs):\n"
+        "        return 2 * inputs\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    model, data = dense(importlib.import_module("own_layers_of_a_user").Twice())
+    config = CompressionConfig(batch_sizes=(8,), shrink=StructuredPruningConfig(round_to=8), max_trials=0)
+    report = compress(model, data, config, directory=tmp_path / "run")
+    assert [each.name for each in report.front] == ["unshrunk"]
 
 
 def test_a_layer_that_another_process_does_not_know_is_named(tmp_path):

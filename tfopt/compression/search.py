@@ -31,7 +31,7 @@ from tfopt.compression.candidates import (
     why_give_up,
     why_leave_out,
 )
-from tfopt.compression.config import BYTES, DROP, MEMORY, CompressionConfig, changes_in, latency_at
+from tfopt.compression.config import BYTES, DROP, MEMORY, CompressionConfig, changes_in, for_values, latency_at
 from tfopt.compression.directory import prepare
 from tfopt.compression.front import (
     CompressedModel,
@@ -52,6 +52,7 @@ from tfopt.exporting.verification.sizes import bytes_on_disk
 from tfopt.models.copying import copy_model
 from tfopt.report import Receipt
 from tfopt.settings.validation import check_type
+from tfopt.trials.own_modules import own_modules
 from tfopt.trials.process import OUTCOME, Outcome, call_apart, read_outcome
 from tfopt.trials.study import STARTUP, Study
 
@@ -121,6 +122,7 @@ def compress_from(
     config = CompressionConfig() if config is None else config
     check_type("config", config, CompressionConfig)
     check_type("data", data, Examples, "Pass for example tfopt.data.arrays(x, y).")
+    config = for_values(config)
     check_keras_3(model)
     if not getattr(model, "compiled", False) or not model.get_compile_config():
         raise UnsupportedModelError(
@@ -331,6 +333,7 @@ class _Search:
             "metric": self.config.metric,
             "batch_sizes": list(self.config.batch_sizes),
             "heals": why_give_up is not None,
+            "modules": own_modules(self.model),
         }
         return call_apart("tfopt.compression.trial:run_trial", arguments, own, limit_s, why_give_up or (lambda: ""))
 

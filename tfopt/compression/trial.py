@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +34,9 @@ MODEL, DATA, BASELINE, ARTIFACT, RECIPE = "parent.keras", "data", "float32", "ar
 LOSSES = "losses.json"
 
 
-def run_trial(run: str, trial: str, metric: str, batch_sizes: list[int], heals: bool) -> dict[str, Any]:
+def run_trial(
+    run: str, trial: str, metric: str, batch_sizes: list[int], heals: bool, modules: list[str]
+) -> dict[str, Any]:
     """Makes and measures the artifact of one trial.
 
     Args:
@@ -42,8 +45,11 @@ def run_trial(run: str, trial: str, metric: str, batch_sizes: list[int], heals: 
         metric: Metric of the score, by its name.
         batch_sizes: Numbers of examples in the timed calls.
         heals: Whether the model is trained after it has lost channels. Its size and speed do not depend on that.
+        modules: The modules with layers and the loss of the model, which register them.
     Returns: The share of the multiply-adds that are left, and a receipt for each batch size.
     """
+    for each in modules:
+        importlib.import_module(each)
     root, own = Path(run), Path(trial)
     recipe = Recipe.from_toml(own / RECIPE)
     decided = plan(healing(recipe))  # before anything uses a GPU, whose memory other processes share

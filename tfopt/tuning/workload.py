@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from tfopt.atomic.files import write_text, writing_to
 from tfopt.compat.kinds import check_keras_3
-from tfopt.compat.layers import layers_inside
 from tfopt.compat.trainer import built_under
 from tfopt.data import Examples, convert
 from tfopt.data.user_data import check_examples
@@ -26,6 +25,7 @@ from tfopt.report import Record
 from tfopt.training import TrainingConfig
 from tfopt.training.distributed.cluster import find_cluster
 from tfopt.training.step.runtime import plan_of
+from tfopt.trials.own_modules import own_modules
 
 RECIPE, MODEL, DATA = "recipe.toml", "model.keras", "data"
 KERAS_BATCH = 32
@@ -149,18 +149,6 @@ def _of_model(model: keras.Model, data: Any, folder: Path, training: TrainingCon
         keras_step=decided is None and training is None,
         modules=own_modules(model),
     )
-
-
-def own_modules(model: keras.Model) -> list[str]:
-    """Returns the modules that have a model's layers and its loss, without Keras' own.
-
-    Example:
-        >>> own_modules(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
-        []
-    """
-    own = [*layers_inside(model), getattr(model, "loss", None)]
-    names = {getattr(each, "__module__", None) or "" for each in own}
-    return sorted(each for each in names if each.split(".")[0] not in ("", "keras", "builtins", "__main__"))
 
 
 def _examples(model: keras.Model, data: Any) -> Examples:
