@@ -104,7 +104,7 @@ tf.zeros(1) + 1
 print(*leave_convolutions_unfused(), "XLA_FLAGS" in os.environ)
 """
     done = fresh_python("-c", script, imported="nothing", check=True, env=without_flags())
-    assert done.stdout.startswith("True TensorFlow already started its devices")
+    assert done.stdout.startswith("True TensorFlow has started its devices")
     assert done.stdout.split()[-1] == "False"
 
 
