@@ -86,10 +86,11 @@ def leave_convolutions_unfused() -> tuple[bool | None, str]:
     """
     if not tf.config.list_physical_devices("GPU"):
         return None, "no GPU"
-    flags, reason = _with_unfused(os.environ.get("XLA_FLAGS", ""))
+    given = os.environ.get("XLA_FLAGS", "").strip()
+    flags, reason = _with_unfused(given)
     if flags is None:
         return True, reason
-    if FUSES_CONVOLUTIONS not in os.environ.get("XLA_FLAGS", ""):
+    if flags != given:
         if has_started():
             return True, f"TensorFlow has started its devices; set XLA_FLAGS={_LEAVES_OUT}{FUSES_CONVOLUTIONS} before"
         os.environ["XLA_FLAGS"] = flags
@@ -107,7 +108,7 @@ def _with_unfused(flags: str) -> tuple[str | None, str]:
         >>> _with_unfused("flags.txt")
         (None, 'XLA_FLAGS names a file; add --xla_disable_hlo_passes=cudnn-fused-convolution-rewriter there')
     """
-    flags, reason = flags.strip(), "cuDNN would compile its kernels for them, which takes minutes; in XLA_FLAGS"
+    reason = "cuDNN would compile its kernels for them, which takes minutes; in XLA_FLAGS"
     if FUSES_CONVOLUTIONS in flags:
         return flags, reason
     if flags and not flags.startswith("-"):

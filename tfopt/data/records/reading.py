@@ -43,6 +43,7 @@ def records_of(
         files_at_a_time: Number of files that are read at the same time. It decides the order.
     Raises:
         tf.errors.InvalidArgumentError: While reading: a file is damaged, or holds another number of records.
+        tf.errors.NotFoundError, tf.errors.PermissionDeniedError: While reading: a file cannot be opened.
     Example:
         >>> import tempfile
         >>> path = Path(tempfile.mkdtemp(), "a.tfrecord")
