@@ -19,15 +19,14 @@ import tensorflow as tf
 
 import tfopt
 from tfopt.atomic.scratch import scratch_directory
-from tfopt.child_processes import on_signals
-from tfopt.cli import COMMANDS, entry, main
-from tfopt.cli.printing import say
+from tfopt.cli import COMMANDS, main
 from tfopt.errors import ArtifactError, ConfigError, ExportError, TfoptWarning, TrainingError, UnsupportedModelError
 from tfopt.models import BUILDERS
 from tfopt.models.table import PUBLISHED_MODELS
 from tfopt.recipe import Recipe
 from tfopt.recipes import RECIPES
 from tfopt.settings.flags import expand, flag_paths, parse, stages
+from tfopt.signals import on_signals
 
 TINY = """
 name = "tiny"
@@ -243,7 +242,6 @@ def test_sigterm_ends_a_command_as_ctrl_c_does(failing, monkeypatch, tmp_path, c
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("made_of_it", [SystemError("bad argument to internal function"), ConfigError("a bad file")])
 def test_a_signal_ends_a_command_whatever_a_library_makes_of_it(number, code, made_of_it, failing, capsys, monkeypatch):
-    monkeypatch.setattr(entry, "OWN_CODE", "")  # the exception is raised at once
 
     def swallowed(words):
         try:
@@ -258,43 +256,6 @@ def test_a_signal_ends_a_command_whatever_a_library_makes_of_it(number, code, ma
         assert main(["fail"]) == code
     assert capsys.readouterr().err in ("tfopt: interrupted\n", "tfopt: ended by SIGTERM\n")
     assert sys.excepthook is hook
-
-
-def test_a_signal_waits_for_code_of_tfopt(failing, capsys, monkeypatch):
-    """Code in C that calls Python, such as TensorFlow's, may break where an exception is raised in what it calls."""
-    monkeypatch.setattr(entry, "LONGEST_WAIT_S", 60.0)
-    met = []
-
-    def calls_of_a_library(words):
-        signal.raise_signal(signal.SIGTERM)
-        met.append("the library goes on")
-        while True:
-            say("", end="")
-
-    failing(calls_of_a_library)
-    begin = time.monotonic()
-    assert main(["fail"]) == 143
-    assert time.monotonic() - begin < 50
-    assert met == ["the library goes on"]
-    assert capsys.readouterr().err == "tfopt: ended by SIGTERM\n"
-
-
-def test_a_signal_is_raised_in_other_code_after_a_while_or_when_it_comes_again(failing, monkeypatch):
-    def never_calls_tfopt(words):
-        signal.raise_signal(signal.SIGTERM)
-        if words:
-            signal.raise_signal(signal.SIGTERM)
-        while time.monotonic() < begin + 60:
-            pass
-
-    failing(never_calls_tfopt)
-    begin = time.monotonic()
-    assert main(["fail"]) == 143
-    assert time.monotonic() - begin > 0.9
-    monkeypatch.setattr(entry, "LONGEST_WAIT_S", 50.0)
-    begin = time.monotonic()
-    assert main(["fail", "again"]) == 143
-    assert time.monotonic() - begin < 40
 
 
 def test_ctrl_c_while_the_command_is_imported_shows_no_traceback():

@@ -1,13 +1,11 @@
-"""Child processes: how they are ended with all that they have started, their exit codes, and the signals meanwhile."""
+"""Child processes: how they are ended with all that they have started, and their exit codes."""
 
 from __future__ import annotations
 
 import os
 import signal
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from types import FrameType
+from contextlib import suppress
 from typing import Any
 
 Process = subprocess.Popen[Any]
@@ -45,22 +43,3 @@ def end(process: Process, seconds: float) -> None:
     except subprocess.TimeoutExpired:
         signal_group(process, signal.SIGKILL)
         process.wait()
-
-
-@contextmanager
-def on_signals(numbers: Sequence[int], handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
-    """Calls a handler for signals within the block. Only the main thread may use it.
-
-    Example:
-        >>> received = []
-        >>> with on_signals([signal.SIGTERM], lambda number, frame: received.append(number)):
-        ...     signal.raise_signal(signal.SIGTERM)
-        >>> received == [signal.SIGTERM]
-        True
-    """
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)

@@ -9,15 +9,10 @@ import contextlib
 import os
 import signal
 import sys
-import threading
-import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
-from pathlib import Path
-from types import FrameType
 
-from tfopt.child_processes import on_signals
 from tfopt.cli.artifacts import export_command, inspect_command, publish_command, report_command, verify_command
 from tfopt.cli.bench import bench_command
 from tfopt.cli.commands import init_command, run_command
@@ -38,6 +33,7 @@ from tfopt.cli.programs import (
 )
 from tfopt.cli.tune import TuneOptions, tune_command
 from tfopt.errors import unknown_name
+from tfopt.signals import CTRL_C, raised_safely
 
 HELP = """\
 usage: tfopt COMMAND [OPTIONS]
@@ -93,8 +89,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "accelerate": accelerate_command,
     "data": data_command,
 }
-OWN_CODE = f"{Path(__file__).parents[1]}{os.sep}"
-LONGEST_WAIT_S, BETWEEN_LOOKS_S = 1.0, 0.01
+RAISES: Mapping[signal.Signals, type[BaseException]] = {signal.SIGTERM: Terminated, **CTRL_C}
 OF_SCRIPTS = ("launch", "accelerate")  # the words after these belong to a script
 
 
@@ -164,10 +159,14 @@ def _run(words: list[str]) -> int:
     try:
         if words[0] not in COMMANDS:
             raise unknown_name("command", words[0], COMMANDS)
-        # A script's own warnings stay as Python shows them.
-        warns = contextlib.nullcontext() if words[0] in ("accelerate", "doctor") else _one_line_warnings()
-        with warns, code_of_files_allowed(allow_code), _signals_raised(words[0]):
-            return COMMANDS[words[0]](words[1:])
+        # A script in this process has the signals as they are, and its warnings as Python shows them.
+        runs_script = words[0] in ("accelerate", "doctor")
+        warns = contextlib.nullcontext() if runs_script else _one_line_warnings()
+        with warns, code_of_files_allowed(allow_code), raised_safely({} if runs_script else RAISES) as received:
+            code = COMMANDS[words[0]](words[1:])
+            if received:  # a library has lost it
+                raise received[-1]
+            return code
     except (BrokenPipeError, OutputError):
         raise
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - every error becomes one line and an exit code
@@ -186,72 +185,6 @@ def _own(words: Sequence[str]) -> Sequence[str]:
         own, _ = split_at_script(list(words[begin:]), DoctorOptions if command == "doctor" else TuneOptions)
         return words[: begin + len(own)]
     return words
-
-
-@contextlib.contextmanager
-def _signals_raised(command: str) -> Iterator[None]:
-    """Raises SIGTERM and Ctrl-C as exceptions, whatever the code that they meet makes of them.
-
-    Code in C that calls Python turns an exception into an error of its own, or prints it and goes on, or breaks:
-    TensorFlow ends in a segmentation fault now and then. So the exception waits until tfopt's own code is met, for a
-    second at most. A script that runs in this process has the signals as they are.
-    """
-    received: list[type[KeyboardInterrupt]] = []
-    looks: list[threading.Timer] = []
-    looking, latest = threading.Event(), 0.0
-
-    def look_again(number: int) -> None:
-        looking.set()
-        signal.pthread_kill(threading.main_thread().ident or 0, number)
-
-    def end(number: int, frame: FrameType | None) -> None:
-        nonlocal latest
-        if not received:
-            received.append(Terminated if number == signal.SIGTERM else KeyboardInterrupt)
-            latest = time.monotonic() + LONGEST_WAIT_S
-        elif not looking.is_set():
-            latest = 0.0  # the user insists
-        looking.clear()
-        if time.monotonic() < latest and not _is_own_code(frame):
-            look = threading.Timer(BETWEEN_LOOKS_S, look_again, [number])
-            look.daemon = True
-            with contextlib.suppress(RuntimeError):  # there is no memory for a thread
-                look.start()
-                looks.append(look)
-                return
-        raise received[-1]
-
-    def until_received(show: Callable[..., object]) -> Callable[..., object]:
-        return lambda *what: None if received else show(*what)
-
-    usual = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
-    is_main = threading.current_thread() is threading.main_thread()  # Python allows a handler there only
-    taken = [each for each in usual if is_main and signal.getsignal(each) == usual[each]]
-    if not taken or command in ("accelerate", "doctor"):
-        yield
-        return
-    hooks = sys.excepthook, sys.unraisablehook
-    sys.excepthook, sys.unraisablehook = until_received(hooks[0]), until_received(hooks[1])
-    try:
-        with on_signals(taken, end):
-            try:
-                yield
-            finally:
-                for look in looks:
-                    look.cancel()
-                    look.join()
-        if received:
-            raise received[-1]
-    except Exception as error:
-        if received:
-            raise received[-1] from error
-        raise
-    finally:
-        sys.excepthook, sys.unraisablehook = hooks
-
-
-def _is_own_code(frame: FrameType | None) -> bool:
-    return frame is None or frame.f_code.co_filename.startswith(OWN_CODE)
 
 
 @contextlib.contextmanager

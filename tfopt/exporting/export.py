@@ -40,6 +40,7 @@ from tfopt.quantization import QuantizedModel, quantize
 from tfopt.quantization.keras_methods import KerasQuantized
 from tfopt.report import PassReport, Record, ServingTimes
 from tfopt.settings.validation import check_type, check_value
+from tfopt.signals import CTRL_C, raised_safely
 
 SECONDS = 0.3  # of each number of threads in one round
 PROTOBUF_LIMIT = 2**31 - 2**20
@@ -72,6 +73,7 @@ class Artifact(Record):
         return self.compute + stored
 
 
+@raised_safely(CTRL_C)
 def export(
     model: keras.Model | QuantizedModel | str | Path,
     directory: str | Path,
@@ -170,6 +172,7 @@ def export(
     )
 
 
+@raised_safely(CTRL_C)
 def export_formats(
     model: keras.Model | QuantizedModel | str | Path,
     directory: str | Path,

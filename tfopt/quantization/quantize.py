@@ -22,8 +22,10 @@ from tfopt.quantization.post_training.post_training import quantize_after_traini
 from tfopt.quantization.quantized_model import QuantizedModel, requantize
 from tfopt.report import PassReport
 from tfopt.settings.validation import check_type
+from tfopt.signals import CTRL_C, raised_safely
 
 
+@raised_safely(CTRL_C)
 def quantize(
     model: keras.Model | str | Path,
     config: QuantizationConfig | keras.quantizers.QuantizationConfig | None = None,

@@ -13,7 +13,6 @@ import pytest
 import tensorflow as tf
 from rich.console import Console
 
-from tfopt.child_processes import on_signals
 from tfopt.compat.listening import listen_only_on
 from tfopt.data import DataConfig, EpochCounter, Examples, measure, pipeline
 from tfopt.data.service import client
@@ -21,6 +20,7 @@ from tfopt.data.service.serve import STOPS, _Stop, _stop, serve
 from tfopt.errors import ConfigError
 from tfopt.recipe import ModelConfig, Recipe
 from tfopt.runner import run
+from tfopt.signals import on_signals
 from tfopt.training import TrainingConfig, compile, plan
 
 COUNT = 3000

@@ -19,9 +19,10 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
-from tfopt.child_processes import end, on_signals
+from tfopt.child_processes import end
 from tfopt.compat.listening import address_of, listen_only_on, listening_socket
 from tfopt.errors import ConfigError
+from tfopt.signals import on_signals
 
 POLL_S = 0.3
 LAST_PORT = 65_535

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from tfopt.child_processes import Process, exit_code, on_signals
+from tfopt.child_processes import Process, exit_code
 from tfopt.errors import ConfigError
 from tfopt.profiling.monitoring.readers import open_reader
 from tfopt.profiling.monitoring.sampling import Sampling, timeline
 from tfopt.report import Utilization
+from tfopt.signals import on_signals
 
 HANDED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

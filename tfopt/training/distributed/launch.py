@@ -23,8 +23,9 @@ from typing import IO
 
 import tensorflow as tf
 
-from tfopt.child_processes import exit_code, on_signals, signal_group
+from tfopt.child_processes import exit_code, signal_group
 from tfopt.errors import ConfigError
+from tfopt.signals import on_signals
 from tfopt.terminal import encodable
 from tfopt.training.distributed.cluster import Cluster, tf_config
 

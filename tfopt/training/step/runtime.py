@@ -22,6 +22,7 @@ from tfopt.compat.replace import callbacks_of, first_callback, replaced, steps_p
 from tfopt.compat.trainer import BUILD, check_fit, compile_config, loss_calls, symbolic_build
 from tfopt.data.epoch_order import UNCONTROLLED
 from tfopt.errors import UnsupportedModelError, warn
+from tfopt.signals import CTRL_C, raised_safely
 from tfopt.training.checkpointing.checkpoints import Checkpoints
 from tfopt.training.distributed.strategy import is_multi_worker
 from tfopt.training.distributed.whole_batch import check_losses, refusal
@@ -95,6 +96,7 @@ class Runtime:
             return getattr(self.model, name)(*args, **kwargs)
         return getattr(self, "build" if name == BUILD else name)(*args, **kwargs)
 
+    @raised_safely(CTRL_C)
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         call = MethodCall(self.model, "fit", args, kwargs)
         if isinstance(call.get("x"), tf.data.Dataset) and call.get("shuffle") is None and call.names("shuffle"):
@@ -152,6 +154,7 @@ class Runtime:
         of_keras = () if "make_test_function" in vars(self.model) else ("test_function",)
         return steps_per_execution(self.model, 1, "predict_function", *of_keras)
 
+    @raised_safely(CTRL_C)
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         call = MethodCall(self.model, "evaluate", args, kwargs)
         is_own = "make_test_function" not in vars(self.model)
@@ -160,6 +163,7 @@ class Runtime:
         with dividing, islands, self._guard.explaining(), replaced(self, _evaluation=None):
             return call.run()
 
+    @raised_safely(CTRL_C)
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         call = MethodCall(self.model, "predict", args, kwargs)
         dividing = self._dividing(call.get("steps"), "predict_function")
