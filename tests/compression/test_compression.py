@@ -13,6 +13,7 @@ from tfopt.cli import main
 from tfopt.cli.compress import _of_recipe
 from tfopt.cli.exit_codes import WRONG_USE
 from tfopt.compression.config import BYTES, DROP, MEMORY, CompressionConfig, changes_in
+from tfopt.compression.directory import prepare
 from tfopt.compression.front import CompressedModel, CompressionReport, figures_of, front
 from tfopt.compression.search import compress
 from tfopt.compression.trial import LOSSES, MODEL, export_config, score_of
@@ -106,6 +107,8 @@ def test_the_figures_are_those_of_the_receipts():
         ({"metric": "acuracy"}, "Unknown metric"),
         ({"quantization": tfopt.QuantizationConfig(training=True)}, "quantization of a compression works at once"),
         ({"augment": tfopt.data.AugmentConfig(mixup=0.2)}, "mixup and cutmix"),
+        ({"shrink": StructuredPruningConfig(ratio=0.3)}, "chooses how many channels"),
+        ({"shrink": StructuredPruningConfig(scope="global")}, "chooses how many channels"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings, message):
@@ -173,16 +176,42 @@ def test_what_cannot_be_searched_is_said_at_once(tmp_path):
     ]:
         with pytest.raises(error, match=message):
             compress(model, data, CONFIG, directory=tmp_path / "run")
+    of_values = tfopt.data.arrays(np.zeros((40, 6)), np.linspace(0.1, 0.9, 120).reshape(40, 3))
+    with pytest.raises(ConfigError, match=r"Labels must be 0 or 1.*set the metric 'mean_absolute_error'"):
+        compress(network(), of_values, CONFIG, directory=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"directory must be a directory.*a file"):
+        compress(network(), examples(), CONFIG, directory=tmp_path / "file")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match="which holds something else"):
         compress(network(), examples(), CONFIG, directory=tmp_path / "mine")
 
 
+def test_a_directory_belongs_to_a_search_once_something_is_measured(tmp_path):
+    mine = network()
+
+    def ready(config, model=mine, *, is_begun):
+        prepare(tmp_path, model, examples(), config, "", is_begun, lambda words: None)
+
+    other = replace(CONFIG, batch_sizes=(1, 8), seed=3, metric="accuracy", shrink=replace(SHRINK, criterion="l1"))
+    ready(CONFIG, is_begun=False)
+    ready(other, is_begun=False)
+    ready(replace(other, time_limit_s=9.0, max_bytes=9), is_begun=True)
+    with pytest.raises(ConfigError) as refused:
+        ready(CONFIG, is_begun=True)
+    for words in ("batch_sizes=[1, 8] in place of [8]", "seed=3 in place of 0", "shrink.criterion='l1' in place of"):
+        assert words in str(refused.value)
+    with pytest.raises(ConfigError, match="a compression of another model"):
+        ready(other, network(units=48), is_begun=True)
+
+
 def test_the_command_names_what_is_missing(capsys):
     for words, message in [
         (["model.keras", "out"], "needs the examples"),
         (["resnet_cifar", "out", "--data", "digits"], "has examples of its own"),
+        (["model.keras", "out", "--data", "digits", "--import", "no_such_module"], "--import must name a module"),
     ]:
         assert main(["compress", *words]) == WRONG_USE
         assert message in capsys.readouterr().err

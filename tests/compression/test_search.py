@@ -86,7 +86,7 @@ def test_a_search_that_is_killed_goes_on_with_the_same_trials(tmp_path, fresh_py
     assert found == pytest.approx(small.receipts[0].scores["accuracy"], abs=0.01)
     for one, other in zip(before, model.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
-    with pytest.raises(ConfigError, match="of the same model and settings"):
+    with pytest.raises(ConfigError, match="a compression with seed=0 in place of 1"):
         compress(model, data, replace(config, seed=1), directory=folder)
 
     # Another budget judges the same trials, and leaves out what they show to be too large.
@@ -118,24 +118,36 @@ def test_a_training_that_never_ends_is_cut_by_the_time_and_may_be_tried_again(tm
     assert time.monotonic() - start < 2 * limit
     assert [each.name for each in report.front] == ["unshrunk"]
     assert {each.state for each in report.trials} == {"open"}
+    assert any("the time limit ended it after" in each.reason for each in report.trials)
+    assert "the same call goes on with them; trial" in str(report)
     assert (tmp_path / "run" / "front.svg").is_file()
     assert not list((tmp_path / "run").glob("trials/*/outcome.json"))
 
 
-@pytest.mark.slow
-def test_a_layer_of_the_users_own_module_is_known_in_the_trials(tmp_path, monkeypatch):
-    (tmp_path / "own_layers_of_a_user.py").write_text(
-        "import keras\n"
-        "@keras.saving.register_keras_serializable('mine')\n"
-        "class Twice(keras.layers.Layer):\n"
-        "    def call(self, inputs):\n"
-        "        return 2 * inputs\n"
-    )
+OWN = """
+import keras, numpy as np, tfopt
+@keras.saving.register_keras_serializable('mine')
+class Twice(keras.layers.Layer):
+    def call(self, inputs):
+        return 2 * inputs
+def examples():
+    x = np.random.default_rng(0).normal(size=(120, 6)).astype("float32")
+    return tfopt.data.arrays(x, (x[:, 0] > 0).astype(int) + (x[:, 1] > 0))
+"""
+
+
+def test_a_layer_of_the_users_own_module_is_known_to_the_command_and_in_its_trials(tmp_path, monkeypatch, fresh_python):
+    (tmp_path / "own_layers_of_a_user.py").write_text(OWN)
     monkeypatch.syspath_prepend(str(tmp_path))
-    model, data = dense(importlib.import_module("own_layers_of_a_user").Twice())
-    config = CompressionConfig(batch_sizes=(8,), shrink=StructuredPruningConfig(round_to=8), max_trials=0)
-    report = compress(model, data, config, directory=tmp_path / "run")
-    assert [each.name for each in report.front] == ["unshrunk"]
+    model, _ = dense(importlib.import_module("own_layers_of_a_user").Twice())
+    model.save(tmp_path / "model.keras")
+    words = ["compress", "model.keras", "run", "--data", "own_layers_of_a_user:examples", "--max-trials", "0"]
+    words += ["--batch-sizes", "8", "--shrink.round-to", "8", "--json"]
+    monkeypatch.chdir(tmp_path)
+    refused = fresh_python("-m", "tfopt", *words, check=False)
+    assert "in own_layers_of_a_user (--import of the command)" in refused.stdout + refused.stderr
+    report = json.loads(fresh_python("-m", "tfopt", *words, "--import", "own_layers_of_a_user").stdout)
+    assert [each["name"] for each in report["front"]] == ["unshrunk"]
 
 
 def test_a_layer_that_another_process_does_not_know_is_named(tmp_path):

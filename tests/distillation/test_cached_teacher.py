@@ -255,7 +255,7 @@ def test_what_a_cache_cannot_hold_is_refused_before_the_teacher_runs(teacher, tm
         cache_teacher(large, examples(), tmp_path / "none")
 
 
-def test_augmented_examples_other_batches_and_layers_are_refused(teacher, cached):
+def test_augmented_examples_other_batches_and_layers_are_refused(teacher, directory, cached):
     augmentation = Augmentation(AugmentConfig(flip="horizontal"))
     for given in (augmentation, lambda example, seed: example):
         with pytest.raises(ConfigError, match="stored outputs of a teacher must not be augmented"):
@@ -266,6 +266,7 @@ def test_augmented_examples_other_batches_and_layers_are_refused(teacher, cached
         ([cached, teacher], None, "A cached teacher must teach alone.*Received: 2 teachers"),
         (cached, DistillationConfig(features=(pair,)), "Received: features, whose layers it does not hold"),
         (replace(cached, top_k=2), DistillationConfig(loss="mse"), "top_k=2 with loss='mse'"),
+        (directory[0], None, "what tfopt.cache_teacher returned, not its directory"),
     ):
         with pytest.raises(ConfigError, match=message):
             distill(student, given, config)
@@ -276,6 +277,9 @@ def test_augmented_examples_other_batches_and_layers_are_refused(teacher, cached
     tfopt.compile(student, decided, loss=LABELS, augment=augmentation)
     with pytest.raises(ConfigError, match="stored outputs of a teacher must not be augmented"):
         student.fit(decided.pipeline(cached.examples), verbose=0)
+    tfopt.compile(student, decided, loss=LABELS)
+    with pytest.raises(ConfigError, match="class_weight is for a model with a single output and single labels"):
+        student.fit(decided.pipeline(cached.examples), class_weight=dict.fromkeys(range(5), 1.0), verbose=0)
     student.compile("sgd", LABELS)
     with pytest.raises(ConfigError, match="must bring the outputs of a cached teacher along"):
         student.fit(X, Y, verbose=0)

@@ -7,7 +7,7 @@ from keras import layers, metrics
 
 from tfopt.errors import ConfigError
 from tfopt.graph import freeze
-from tfopt.graph.frozen import output_ops
+from tfopt.graph.output_ops import output_ops
 from tfopt.tasks.scorer import Scorer
 
 GENERATOR = np.random.default_rng(0)
@@ -80,8 +80,8 @@ def test_one_label_each_by_chance_is_not_guessed_at(op):
 @pytest.mark.parametrize(
     ("outputs", "labels", "message"),
     [
-        (GENERATOR.normal(size=(N, 1)), GENERATOR.normal(size=N), "for regression pass a function"),
-        (GENERATOR.normal(size=(N, 3)), GENERATOR.normal(size=(N, 3)), "for regression pass a function"),
+        (GENERATOR.normal(size=(N, 1)), GENERATOR.normal(size=N), "for regression set the metric"),
+        (GENERATOR.normal(size=(N, 3)), GENERATOR.normal(size=(N, 3)), "for regression set the metric"),
         (GENERATOR.random((N, 4, 4, 1)), np.full((N, 4, 4), 255), "must be 0 or 1 .* such as .255, 255"),
         (GENERATOR.random((N, 3)), np.full(N, 3), "class numbers from 0 to 2, or one-hot"),
         (GENERATOR.random((N, 3)), np.full(N, -1), "class numbers from 0 to 2, or one-hot"),
@@ -153,9 +153,19 @@ def test_the_op_that_computes_an_output():
         "cast": layers.Activation("sigmoid", dtype="float32")(layers.Dense(2, dtype="float16")(x)),
         "Softmax": layers.Softmax()(dense),
         "sliced": sequence[:, :, 0],
+        "clipped": keras.ops.clip(layers.Softmax()(dense), 1e-7, 1 - 1e-7),
+        "averaged": layers.Average()([layers.Softmax()(layers.Dense(3)(x)) for _ in range(3)]),
+        "weighted": 0.25 * layers.Softmax()(dense) + 0.75 * layers.Softmax()(layers.Dense(3)(x)),
+        "summed": layers.Add()([layers.Softmax()(layers.Dense(3)(x)) for _ in range(2)]),
+        "Mul": 2.0 * dense,
+        "inverse": 1.0 / layers.Softmax()(dense),
         "AddV2": layers.Add()([layers.Dense(3, activation="sigmoid")(x), dense]),
     }
     expected = {name: name for name in outputs}
     expected |= {"without bias": "MatMul", "reshaped": "Sigmoid", "sliced": "Sigmoid", "cast": "Sigmoid"}
+    expected |= dict.fromkeys(("clipped", "averaged", "weighted"), "Softmax") | {
+        "summed": "AddV2",
+        "inverse": "RealDiv",
+    }
     model = keras.Model(x, outputs)
     assert output_ops(freeze(model)) == output_ops(freeze(model, fold=False)) == expected

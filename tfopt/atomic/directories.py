@@ -321,6 +321,6 @@ def _clear_leftovers(final: Path) -> None:
 
 def _not_writable(directory: Path, error: OSError) -> ExportError:
     return ExportError(
-        f"The export directory must be writable. Received: directory={directory} ({error}). "
+        f"The directory must be writable. Received: directory={directory} ({error}). "
         "Choose a directory you may write to."
     )

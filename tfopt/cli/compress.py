@@ -58,14 +58,15 @@ def _loaded(file: str | Path) -> Any:
 
 
 def _examples(name: str) -> Examples:
-    from tfopt.cli.example_data import find_example_data
+    from tfopt.cli.example_data import ARRAYS, find_example_data
 
-    found = find_example_data(name).examples
-    if found is None:
+    if Path(name).suffix in ARRAYS:
         raise ConfigError(
             f"data must be a source or a recipe, which has examples to train on and to test with. Received: "
             f"data={name!r}. In Python, tfopt.data.arrays makes them of arrays."
         )
+    found = find_example_data(name, files=False).examples
+    assert found is not None  # it is of no file
     return found
 
 
@@ -98,7 +99,7 @@ def _of_recipe(
     taught = None if teacher_recipe(recipe) else recipe.distillation  # the run alone trains a teacher
     own: dict[str, Any] = {
         "metric": score if isinstance(score, str) else score.name,
-        "shrink": config.shrink if recipe.shrink is None else replace(recipe.shrink, rounds=1),
+        "shrink": config.shrink if recipe.shrink is None else replace(recipe.shrink.with_ratios({}), rounds=1),
         "training": recipe.training,
         "augment": replace(augment, mixup=0.0, cutmix=0.0),
         "distillation": TeacherConfig(loss=loss)

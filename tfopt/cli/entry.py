@@ -21,7 +21,7 @@ from tfopt.cli.data import data_command
 from tfopt.cli.devices import devices_command
 from tfopt.cli.exit_codes import BROKEN_PIPE, SUCCESS, WRONG_USE, Terminated, report_error
 from tfopt.cli.lists import models_command, recipes_command
-from tfopt.cli.preparation import FLAG, code_of_files_allowed
+from tfopt.cli.preparation import FLAG, IMPORT, code_of_files_allowed, import_modules
 from tfopt.cli.printing import OutputError, say
 from tfopt.cli.programs import (
     DoctorOptions,
@@ -63,6 +63,7 @@ accelerate take these options; doctor, tune and monitor take them before the scr
   --traceback   with an error, show where in the program it occurred
   --allow-code  import the builder, source or task that a recipe file names as package.module:name. Python looks for the
                 package in the directory of the file and in the working directory
+  --import NAME import a module of yours first, such as one that registers the layers of a .keras file
 
 Exit codes: 0 success, 1 the check failed, 2 wrong use, 3 the command could not finish (the disk is full, the loss is
 not finite, a script ended before its fit), 70 unexpected error: a bug in tfopt, 130 interrupted, 143 ended by SIGTERM.
@@ -146,10 +147,15 @@ def _discard_output() -> None:
 
 
 def _run(words: list[str]) -> int:
-    show_traceback, allow_code = "--traceback" in _own(words), FLAG in _own(words)
-    if show_traceback or allow_code:
-        own = len(_own(words))
-        words = [word for word in words[:own] if word not in ("--traceback", FLAG)] + words[own:]
+    own, of_script = list(_own(words)), words[len(_own(words)) :]
+    show_traceback, allow_code = "--traceback" in own, FLAG in own
+    own = [word for word in own if word not in ("--traceback", FLAG)]
+    modules: list[str] = []
+    while IMPORT in own[:-1]:
+        place = own.index(IMPORT)
+        modules.append(own[place + 1])
+        del own[place : place + 2]
+    words = own + of_script
     if not words or words[0] in ("-h", "--help"):
         say(HELP, end="")
         return SUCCESS if words else WRONG_USE
@@ -163,6 +169,7 @@ def _run(words: list[str]) -> int:
         runs_script = words[0] in ("accelerate", "doctor")
         warns = contextlib.nullcontext() if runs_script else _one_line_warnings()
         with warns, code_of_files_allowed(allow_code), raised_safely({} if runs_script else RAISES) as received:
+            import_modules(modules)
             code = COMMANDS[words[0]](words[1:])
             if received:  # a library has lost it
                 raise received[-1]

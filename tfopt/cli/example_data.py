@@ -25,6 +25,7 @@ from tfopt.tasks.scores import Score
 from tfopt.tasks.task import Task
 
 DEFAULT_METRIC = "accuracy"
+ARRAYS = (".npy", ".npz")
 # What NumPy raises for an incomplete or damaged file.
 DAMAGED = (EOFError, zipfile.BadZipFile, zlib.error, SyntaxError, tokenize.TokenError)
 
@@ -61,12 +62,13 @@ class ExampleData:
         return found.score(Examples(name="file", train=dataset, test=dataset, outputs=0))
 
 
-def find_example_data(name: str) -> ExampleData:
+def find_example_data(name: str, *, files: bool = True) -> ExampleData:
     """Returns the examples of a file, a source or a recipe.
 
     Args:
         name: A .npy file of inputs; a .npz file with an array x, or one for each input by its name, and y for labels;
             the name of a source, or package.module:function; or a recipe, by its name or its .toml file.
+        files: Whether the name may be that of a NumPy file.
     Raises:
         ConfigError: The file, source or recipe does not exist, or the file has other content.
     Example:
@@ -80,11 +82,11 @@ def find_example_data(name: str) -> ExampleData:
     if name in RECIPES or name.endswith(".toml"):
         recipe = read_recipe(name)
         return ExampleData(examples=recipe.data.load(), task=recipe.find_task())
-    if Path(name).suffix not in (".npy", ".npz"):
+    if not files or Path(name).suffix not in ARRAYS:
         raise ConfigError(
-            "Example data must be a .npy file, a .npz file, a recipe (a .toml file, "
-            f"{', '.join(sorted(RECIPES))}) or a source ({', '.join(sorted(SOURCES))}). Received: {name!r}. "
-            "Save arrays with numpy.save or numpy.savez."
+            f"Example data must be {'a .npy file, a .npz file, ' if files else ''}a recipe (a .toml file, "
+            f"{', '.join(sorted(RECIPES))}) or a source ({', '.join(sorted(SOURCES))}, or package.module:function). "
+            f"Received: {name!r}. {'Save arrays with numpy.save or numpy.savez.' if files else 'Name one of them.'}"
         )
     return ExampleData(arrays=_labelled(name))
 

@@ -6,22 +6,23 @@ file is imported only with the flag --allow-code.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfopt.errors import check_keras_backend
+from tfopt.errors import ConfigError, check_keras_backend
 from tfopt.terminal import notices_hidden
 
 if TYPE_CHECKING:
     from tfopt.recipe import Recipe
 
-FLAG = "--allow-code"
+FLAG, IMPORT = "--allow-code", "--import"
 _ALLOWED = ContextVar("_ALLOWED", default=False)
 
 
@@ -52,6 +53,26 @@ def look_beside(*files: str) -> None:
     """Lets Python find modules beside files and in the working directory, as it does for a script."""
     folders = dict.fromkeys([*(str(Path(file).resolve().parent) for file in files), str(Path.cwd())])
     sys.path[:0] = [folder for folder in folders if folder not in sys.path]
+
+
+def import_modules(names: Sequence[str]) -> None:
+    """Imports modules of the user, from the working directory too; without any, nothing of TensorFlow is imported.
+
+    Raises:
+        ConfigError: There is no such module.
+    """
+    if not names:
+        return
+    look_beside()
+    start_tensorflow()
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                f"{IMPORT} must name a module that Python finds, also in the working directory. Received: {name!r} "
+                f"({error}). Check the name; it has no .py."
+            ) from error
 
 
 def arguments_of(builder: Callable[..., Any]) -> dict[str, Any]:

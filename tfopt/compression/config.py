@@ -106,6 +106,11 @@ class CompressionConfig:
                     f"{name} of a compression works at once. Received: {name} with "
                     f"{'training=True' if name == 'quantization' else 'rounds > 1'}. Leave it out."
                 )
+        if self.shrink != self.shrink.with_ratios({}):
+            raise ConfigError(
+                "The search of a compression chooses how many channels each group loses. Received: shrink with ratio, "
+                "ratios, a target or scope='global'. Leave them out; max_ratio bounds what a group may lose."
+            )
         taught = self.distillation
         if taught is not None and (taught.teacher_form or taught.teacher_cache):
             raise ConfigError(

@@ -48,9 +48,9 @@ class TrialRecord(Record):
         number: The number of the trial.
         settings: What was proposed.
         multiply_adds: Share of the multiply-adds that it leaves.
-        state: "measured", "failed", "given up" during its training, "left out" before it, or "open", which time did not
-            suffice for.
-        reason: Why it failed, was given up or left out.
+        state: "measured", "failed", "given up" during its training, "left out" before it, or "open": the search ended
+            before it, or in it.
+        reason: Why it failed, was given up, left out or ended.
     """
 
     number: int
@@ -216,6 +216,10 @@ class CompressionReport(Record, Shown):
         heads = ("", "multiply-adds", *names)
         table = Table(head=heads, rows=rows, figures=range(1, len(heads)), folded="")
         given_up = sum(each.state == "given up" for each in self.trials)
+        still_open = [each for each in self.trials if each.state == "open"]
+        if still_open:
+            cut = [f"trial {each.number}: {each.reason}" for each in still_open if each.reason]
+            words.append(("open", "; ".join([f"{len(still_open)} proposals; the same call goes on with them", *cut])))
         if given_up:
             words.append(("given up", f"{given_up}, which learned less than smaller models"))
         shown = [*(words if self.budget else words[1:]), *(("failed", each) for each in failed)]

@@ -60,6 +60,9 @@ STUDY, SENSITIVITY, REPORT, PLOT = "study.db", "sensitivity.json", "report.json"
 SMALLEST, UNSHRUNK = "smallest", "unshrunk"
 MOST_PROPOSALS = 8 * STARTUP  # of one call
 NOISE = 1.05  # of a measured latency
+UNKNOWN_LAYER = (
+    "Layers of your own need keras.saving.register_keras_serializable, and a module that another process can import."
+)
 OnStep = Callable[[str], object]
 
 
@@ -89,13 +92,14 @@ def compress(
         config: The budget and the settings. None means CompressionConfig(), which has no bounds.
         directory: Directory for the trials, their artifacts, report.json and front.svg. It is new, or of an earlier
             call with the same model and settings; the bounds and the limits of time and of trials may differ.
+            A directory in which nothing has been measured yet may get other settings.
         on_step: Is called with a few words when a step begins.
     Returns: A report. `report.front` has the artifacts of which none is better in every figure, `report.best` the
         fastest within the budget, and `report.missed` by how much the nearest one misses it.
     Raises:
         ConfigError: The budget cannot be met: even the smallest model is too large or too slow. This is known before
-            any training. Or a setting or the examples are wrong, the directory is of another model or of other
-            settings, or the time limit is too short for the first measurements.
+            any training. Or a setting or the examples are wrong, the metric does not fit them, the directory is of
+            another model or of other settings, or the time limit is too short for the first measurements.
         UnsupportedModelError: The model is not compiled, or has no channels, or next to none, that can be removed; or
             it has a Lambda of a lambda.
         TrainingError: The first measurements failed in their own processes.
@@ -140,9 +144,13 @@ def compress_from(
     if config.distillation is not None:  # raises for what the outputs cannot learn from this teacher
         teacher = model if config.distillation.teacher == PARENT else config.distillation.teacher
         distill(copy_model(model), teacher, config.distillation.distillation())
-    with exclusive(Path(directory)):
-        prepare(Path(directory), model, data, config, source, on_step)
-        return _Search(model, data, config, Path(directory), most, start, on_step).run()
+    folder = Path(directory)
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"directory must be a directory. Received: {str(folder)!r}, a file. Choose another name.")
+    with exclusive(folder):
+        smallest = read_outcome(folder / SMALLEST)
+        prepare(folder, model, data, config, source, smallest is not None and not smallest.failure, on_step)
+        return _Search(model, data, config, folder, most, start, on_step).run()
 
 
 class _Search:
@@ -163,7 +171,7 @@ class _Search:
         self.candidates: dict[int, tuple[float, dict[str, float]]] = {}  # share of the multiply-adds, and ratios
         self.outcomes: dict[int, Outcome] = {}
         self.models: dict[int, CompressedModel] = {}
-        self.cut: set[int] = set()  # trials that only the default limit has ended; a later call may try them again
+        self.cut: dict[int, float] = {}  # seconds of trials that only time has ended; a later call may try them again
         self.study: Study | None = None
 
     @property
@@ -203,10 +211,12 @@ class _Search:
                 f"time_limit_s={self.config.time_limit_s:g}, which was over before. Set several minutes."
             )
         if outcome.failure:
+            remedy = (
+                UNKNOWN_LAYER if "Could not locate" in outcome.failure else "Correct what it names, and call again."
+            )
             raise TrainingError(
-                f"The {name} model must be measured in a process of its own. Received: {outcome.failure}. "
-                f"{self.folder / name / 'log.txt'} has its output. Layers of your own need "
-                "keras.saving.register_keras_serializable, and a module that another process can import."
+                f"The {name} model must be measured in a process of its own. Received: "
+                f"{outcome.failure.removesuffix('.')}. {self.folder / name / 'log.txt'} has its output. {remedy}"
             )
         return self._model_of(name, outcome.result)
 
@@ -255,7 +265,9 @@ class _Search:
                     self.candidates[number] = self.allocation.share(ratios), ratios
             # The smallest model counts as tried: its score will hardly do, so a search comes near to it by halves.
             known = [1.0, self.smallest.multiply_adds, *(self.candidates[each][0] for each in self.outcomes)]
-            shares = {number: self.candidates[number][0] for number in study.open - self.cut}
+            too_long = {self.candidates[each][0] for each in self.cut}
+            shares = {number: self.candidates[number][0] for number in study.open}
+            shares = {number: share for number, share in shares.items() if share not in too_long}
             worth = {number: share for number, share in shares.items() if not self._reason_to_leave_out(share)}
             found = farthest(worth, known, *self._interval())
             if found is not None:
@@ -294,7 +306,7 @@ class _Search:
             cut = self.config.trial_limit_s is None and outcome.seconds >= limit
         if outcome.failure and (cut or self.left_s <= 0):  # with more time it might not have failed
             (self._folder_of(number) / OUTCOME).unlink(missing_ok=True)
-            self.cut.add(number)
+            self.cut[number] = outcome.seconds
             return
         self._take(number, outcome)
         found = self.models.get(number)
@@ -379,6 +391,8 @@ class _Search:
             else:
                 reason = self._reason_to_leave_out(share)
                 state = "open" if number in is_open and not reason else "left out"
+                if state == "open" and number in self.cut:
+                    reason = f"the time limit ended it after {self.cut[number]:.0f} s"
             records.append(
                 TrialRecord(number=number, settings=settings, multiply_adds=share, state=state, reason=reason)
             )

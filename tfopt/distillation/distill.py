@@ -15,7 +15,7 @@ from tfopt.compat.kinds import check_keras_3
 from tfopt.compat.replace import forget, unwrap, wrap
 from tfopt.compat.trainer import added_loss
 from tfopt.data.augment.augmentation import LABELS, OF_TEACHER
-from tfopt.distillation.cached_teacher import CachedTeacher, RecordedTeacher
+from tfopt.distillation.cached_teacher import FILE, CachedTeacher, RecordedTeacher
 from tfopt.distillation.config import DistillationConfig, SoftLoss
 from tfopt.distillation.features import (
     CALL,
@@ -33,7 +33,7 @@ from tfopt.distillation.losses import SIGMOID, SOFTMAX, TeacherLoss, targets_of
 from tfopt.distillation.teacher import Teacher, inputs_by_name, read_teacher
 from tfopt.errors import ConfigError, unknown_name
 from tfopt.graph import FrozenGraph
-from tfopt.graph.frozen import output_ops
+from tfopt.graph.output_ops import output_ops
 from tfopt.graph.unfolded import freeze_unfolded
 from tfopt.report import Change, PassReport, Skip
 from tfopt.settings.validation import check_type
@@ -335,6 +335,12 @@ def _check_weight(weight: float | Callable[[Any], Any]) -> None:
 
 
 def _check_cached(given: Sequence[Any], config: DistillationConfig, kinds: Mapping[str, SoftLoss]) -> None:
+    for each in given:
+        if isinstance(each, (str, Path)) and Path(each, FILE).is_file():
+            raise ConfigError(
+                f"teacher must be what tfopt.cache_teacher returned, not its directory. Received: {str(each)!r}. Call "
+                "tfopt.cache_teacher with the teacher, its examples and that directory: it computes nothing again."
+            )
     cached = [each for each in given if isinstance(each, CachedTeacher)]
     if not cached:
         return

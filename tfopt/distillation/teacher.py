@@ -13,8 +13,9 @@ import tensorflow as tf
 from tfopt.distillation.features import graph_of, output_of
 from tfopt.errors import ConfigError
 from tfopt.graph import FrozenGraph
-from tfopt.graph.frozen import output_ops, signature_name
+from tfopt.graph.frozen import signature_name
 from tfopt.graph.keras_file import load_keras
+from tfopt.graph.output_ops import output_ops
 from tfopt.graph.unfolded import freeze_unfolded
 
 FEATURE = "feature_of_teacher_"

@@ -24,7 +24,7 @@ from tfopt.errors import ArtifactError
 from tfopt.exporting.config import DEFAULT_SIGNATURE, FLOAT_SIGNATURE, PRECISIONS
 from tfopt.exporting.formats import FORMATS, SAVED_MODEL, has_model
 from tfopt.graph import FrozenGraph
-from tfopt.graph.frozen import output_ops
+from tfopt.graph.output_ops import output_ops
 from tfopt.report import Record, ServingTimes, TunedServing
 
 MANIFEST_FORMAT = 2

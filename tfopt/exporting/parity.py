@@ -35,8 +35,9 @@ from tfopt.exporting.manifest import (
 from tfopt.exporting.stored_weights import READERS
 from tfopt.exporting.words import bytes_of, first_words, text_of
 from tfopt.graph import FrozenGraph, GraphEditor
-from tfopt.graph.frozen import output_ops, reason_of
+from tfopt.graph.frozen import reason_of
 from tfopt.graph.inputs import open_size, table_rows
+from tfopt.graph.output_ops import output_ops
 from tfopt.graph.tables import words_of
 from tfopt.quantization.calibration.calibrate import HELD_OUT, HeldOut, computable
 from tfopt.quantization.calibration.range_use import usual_limit

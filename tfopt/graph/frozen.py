@@ -271,39 +271,3 @@ def _warn(name: str, given: Any, dtype: Any, how: str) -> None:
         f"The examples for input {name!r} were converted from {given.name} to {dtype.name}, {how}. "
         f"Pass {dtype.name} values to avoid this warning."
     )
-
-
-# Ops whose result holds values of the first input. BiasAdd counts too: a logit plus a bias is still a logit.
-VALUE_PRESERVING = (
-    *("Identity", "IdentityN", "Cast", "Reshape", "Squeeze", "ExpandDims", "Transpose", "StridedSlice", "Slice"),
-    "BiasAdd",
-)
-
-
-def output_ops(graph: FrozenGraph) -> dict[str, str]:
-    """Returns the op that computes each output, by output name.
-
-    Ops that pass on values are skipped, and so is a bias: a Dense without an activation gives "MatMul".
-    """
-    nodes = {node.name: node for node in graph.graph_def.node}
-    return {name: _computing_op(producer(tensor), nodes) for name, (tensor, _) in graph.outputs.items()}
-
-
-def _computing_op(name: str, nodes: Mapping[str, Any]) -> str:
-    node = nodes[name]
-    while True:
-        inputs = [producer(tensor) for tensor in node.input if not tensor.startswith("^")]
-        if node.op in ("Add", "AddV2") and any(_depends_on_a_constant(each, nodes) for each in inputs):
-            inputs = [each for each in inputs if not _depends_on_a_constant(each, nodes)]
-        elif node.op not in VALUE_PRESERVING:
-            return str(node.op)
-        if not inputs:
-            return str(node.op)
-        node = nodes[inputs[0]]
-
-
-def _depends_on_a_constant(name: str, nodes: Mapping[str, Any]) -> bool:
-    node = nodes[name]
-    while node.op in VALUE_PRESERVING and node.input:
-        node = nodes[producer(node.input[0])]
-    return bool(node.op == "Const")

@@ -70,7 +70,10 @@ def _remedy(error: BaseException) -> str:
     if str(error).startswith("Could not locate"):
         of_module = re.search(r"Full object config: \{'module': '([\w.]+)'", str(error))
         where = f", in {of_module[1]}" if of_module else ""
-        return f"Import the code that registers it{where}, which must be written with keras.ops to run in TensorFlow."
+        return (
+            f"Import the code that registers it{where} (--import of the command), which must be written with keras.ops "
+            "to run in TensorFlow."
+        )
     return "Check the path." if isinstance(error, FileNotFoundError) else "Save it again."
 
 

@@ -173,7 +173,7 @@ def _keras_function(model: keras.Model) -> Any:
         specs = input_signature(model)
     except (ValueError, AttributeError) as error:  # the latter of a Sequential with a layer that could not be called
         raise UnsupportedModelError(
-            f"model must be built before it can be exported. Received: {model.name!r} "
+            f"model must be built. Received: {model.name!r} "
             f"({type(model).__name__}), which has no input shape yet. Call it once on a batch of real shape."
         ) from error
     named = [tf.TensorSpec(spec.shape, spec.dtype, name=name) for name, spec in _name_inputs(specs)]

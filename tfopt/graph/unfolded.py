@@ -31,7 +31,7 @@ def freeze_unfolded(model: Any, *, trusted: bool = False) -> FrozenGraph:
 def _freeze_tf_keras(model: Any, trusted: bool) -> FrozenGraph:
     if not model.built or model.inputs is None:
         raise UnsupportedModelError(
-            f"model must be built before it can be exported. Received: {model.name!r} ({type(model).__name__}), which "
+            f"model must be built. Received: {model.name!r} ({type(model).__name__}), which "
             "has no input shape yet. Give it an Input layer."
         )
     specs = [

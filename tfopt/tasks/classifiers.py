@@ -118,8 +118,9 @@ def _truths(name: str, labels: np.ndarray, output: np.ndarray) -> np.ndarray:
     if _trimmed(labels.shape) != _trimmed(output.shape) or not np.isin(labels, (0, 1)).all():
         raise ConfigError(
             f"Labels must be 0 or 1 for each value of the output {name!r}, of shape {output.shape}. "
-            f"Received: {_such_as(labels)}. The model is read as a classifier; for regression pass a function "
-            "(labels, outputs) -> float as the metric. Of several outputs, labels as a dict may leave this one out."
+            f"Received: {_such_as(labels)}. The model is read as a classifier; for regression set the metric "
+            "'mean_absolute_error', or pass a function (labels, outputs) -> float. Of several outputs, labels as a "
+            "dict may leave this one out."
         )
     return labels.reshape(-1).astype(bool)
 

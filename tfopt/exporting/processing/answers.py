@@ -16,7 +16,7 @@ from tfopt.errors import ConfigError, unknown_name
 from tfopt.exporting.processing.config import PostprocessingConfig
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.edit import FLOAT32, INT32, AttrValue, dtype_attr
-from tfopt.graph.frozen import output_ops
+from tfopt.graph.output_ops import output_ops
 
 Graph = TypeVar("Graph", bound=FrozenGraph)
 CLASSES, SCORES = "classes", "scores"

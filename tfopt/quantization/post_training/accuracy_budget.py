@@ -20,7 +20,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.graph.edit import FLOAT32, AttrValue, GraphEditor, dtype_attr, producer
-from tfopt.graph.frozen import FrozenGraph, output_ops
+from tfopt.graph.frozen import FrozenGraph
+from tfopt.graph.output_ops import output_ops
 from tfopt.quantization.annotation.annotate import INT8_GRID, Adjustment, add_fake_quant, bias_of
 from tfopt.quantization.annotation.fusion import Fusion, FusionSearch
 from tfopt.quantization.annotation.grids import Range, WeightGrid

@@ -35,6 +35,7 @@ _LABEL = re.compile(r"Received a label value of (-?\d+) which is outside the val
 _INDEX = re.compile(r"indices\[([\d,]*)\] = (-?\d+) is not in \[0, (\d+)\)")
 _TEXT = re.compile(r"Cast string to \w+ is not supported")
 _NO_NUMBERS = re.compile(r"Invalid dtype: (str\d*|bytes\d*|object)")
+_NO_CLASS_WEIGHT = "`class_weight` is only supported for Models with a single output."
 _COLORS = re.compile(r"\x1b\[\d*m")
 
 
@@ -87,8 +88,14 @@ one, or correct the label.
     )
 
 
-def of_arrays(error: ValueError) -> ConfigError | None:
-    """Returns the error for NumPy arrays that hold no numbers, or None if Keras has refused something else."""
+def of_arguments(error: ValueError) -> ConfigError | None:
+    """Returns the error for NumPy arrays that hold no numbers, or for class weights; None if Keras refuses others."""
+    if str(error) == _NO_CLASS_WEIGHT:
+        return ConfigError(
+            "class_weight is for a model with a single output and single labels. Received: class_weight with several "
+            "outputs, or with the examples of a cached teacher. Give each example a weight in its place: batches "
+            "(inputs, labels, weights)."
+        )
     if (dtype := _NO_NUMBERS.fullmatch(str(error))) is None:
         return None
     return ConfigError(

@@ -18,7 +18,7 @@ from tfopt.training.checkpointing.checkpoints import Checkpoints
 from tfopt.training.distributed.cluster import lost_worker
 from tfopt.training.memory import out_of_memory_message
 from tfopt.training.plan import Plan
-from tfopt.training.step.data_errors import explained, find_label_out_of_range, of_arrays
+from tfopt.training.step.data_errors import explained, find_label_out_of_range, of_arguments
 from tfopt.training.step.ledger import Ledger
 
 # To read a loss, Python waits for the device. So it reads the losses of this many calls together.
@@ -69,7 +69,7 @@ class Guard:
                 raise found from error
             raise
         except ValueError as error:
-            if self.explains and (misfit := of_arrays(error)) is not None:
+            if self.explains and (misfit := of_arguments(error)) is not None:
                 raise misfit from error
             raise
 
