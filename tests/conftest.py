@@ -4,6 +4,7 @@
 the GPU is missing, but not by a slip of its own. So the first hour on a card is not spent on typing errors.
 """
 
+import collections
 import gc
 import math
 import os
@@ -65,7 +66,7 @@ def pytest_collect_file():
 
 def pytest_collection_modifyitems(config, items):
     if math.isfinite(BUDGET_MIN):
-        _rotate(items)
+        _rotate(config, items)
     if tf.config.list_physical_devices("GPU"):
         return
     without = pytest.mark.skip(reason="TensorFlow sees no GPU on this machine")
@@ -78,13 +79,25 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker(without)
 
 
-def _rotate(items):
-    """Begins with another file at each commit, so that a slow machine does not leave out the same tests always."""
+def _rotate(config, items):
+    """Chooses other cases of `one_in`, and begins with another file, at each commit.
+
+    So a slow machine does not leave out the same tests always.
+    """
     commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=TESTS, capture_output=True, text=True, check=False).stdout
-    if items and commit:
-        first = items[int(commit, 16) % len(items)].path
-        begin = next(number for number, item in enumerate(items) if item.path == first)
-        items[:] = items[begin:] + items[:begin]
+    if not items or not commit:
+        return
+    turn, places, chosen, others = int(commit, 16), collections.Counter(), [], []
+    for item in items:
+        marker = item.get_closest_marker("one_in")
+        is_due = marker is None or (turn + places[item.function]) % marker.args[0] == 0
+        (chosen if is_due else others).append(item)
+        if marker is not None:
+            places[item.function] += 1
+    config.hook.pytest_deselected(items=others)
+    first = chosen[turn % len(chosen)].path
+    begin = next(number for number, item in enumerate(chosen) if item.path == first)
+    items[:] = chosen[begin:] + chosen[:begin]
 
 
 def pytest_runtest_setup():

@@ -31,6 +31,7 @@ def without_times(text):
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", [path.stem for path in sorted(EXAMPLES.glob("*.py"))])
 def test_an_unmodified_script_does_the_same_in_a_process_of_its_own(tmp_path, name, fresh_python):
     script, more = EXAMPLES / f"{name}.py", ARGUMENTS.get(name, [])

@@ -50,6 +50,7 @@ def test_builders(name, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", APPLICATIONS)
 def test_applications(name):
     keras.utils.set_random_seed(0)
