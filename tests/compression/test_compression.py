@@ -211,7 +211,10 @@ def test_the_command_names_what_is_missing(capsys):
     for words, message in [
         (["model.keras", "out"], "needs the examples"),
         (["resnet_cifar", "out", "--data", "digits"], "has examples of its own"),
-        (["model.keras", "out", "--data", "digits", "--import", "no_such_module"], "--import must name a module"),
+        (
+            ["model.keras", "out", "--data", "digits", "--import", "no_such_module"],
+            "--import must name a module that Python can import",
+        ),
     ]:
         assert main(["compress", *words]) == WRONG_USE
         assert message in capsys.readouterr().err

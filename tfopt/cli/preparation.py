@@ -6,7 +6,6 @@ file is imported only with the flag --allow-code.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import os
 import sys
@@ -16,7 +15,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tfopt.errors import ConfigError, check_keras_backend
+from tfopt.errors import check_keras_backend
 from tfopt.terminal import notices_hidden
 
 if TYPE_CHECKING:
@@ -56,23 +55,15 @@ def look_beside(*files: str) -> None:
 
 
 def import_modules(names: Sequence[str]) -> None:
-    """Imports modules of the user, from the working directory too; without any, nothing of TensorFlow is imported.
-
-    Raises:
-        ConfigError: There is no such module.
-    """
+    """Imports modules of the user, from the working directory too; without any, nothing of TensorFlow is imported."""
     if not names:
         return
     look_beside()
     start_tensorflow()
+    from tfopt.settings.calls import import_module
+
     for name in names:
-        try:
-            importlib.import_module(name)
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                f"{IMPORT} must name a module that Python finds, also in the working directory. Received: {name!r} "
-                f"({error}). Check the name; it has no .py."
-            ) from error
+        import_module(IMPORT, name)
 
 
 def arguments_of(builder: Callable[..., Any]) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def check_score(metric: str, model: keras.Model, examples: Examples) -> None:
     given = {name: tf.cast(each, graph.inputs[name].dtype) for name, each in inputs_by_name(inputs, graph).items()}
     outputs = graph.as_function()(**given)
     arrays = {name: outputs[name].numpy() for name in graph.outputs}
-    Scorer(score_of(metric, examples), labels, arrays, output_ops(graph)).scores(arrays)
+    Scorer(score_of(metric, examples), labels, arrays, output_ops(graph)).check(arrays)
 
 
 def _digest(model: keras.Model) -> str:

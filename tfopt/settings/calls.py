@@ -9,6 +9,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 from tfopt.errors import ConfigError, TfoptError, unknown_name
@@ -41,24 +42,49 @@ def import_code(kind: str, name: str) -> Any:
         3.0
     """
     module, _, path = name.partition(":")
+    found: Any = import_module(kind, module)
     try:
-        found: Any = importlib.import_module(module)
         for part in path.split("."):
             found = getattr(found, part)
+    except AttributeError as error:
+        raise ConfigError(
+            f"{kind} must name a module that Python can import, and a name in it. Received: {kind}={name!r} ({error}). "
+            "Correct the name."
+        ) from error
+    return found
+
+
+def import_module(kind: str, name: str) -> ModuleType:
+    """Returns a module of the user by its name.
+
+    Raises:
+        ConfigError: There is no such module, its own imports fail, or it ends the process.
+    Example:
+        >>> import_module("source", "math").sqrt(9.0)
+        3.0
+    """
+    try:
+        return importlib.import_module(name)
     except SystemExit as error:
         raise _ended(kind, name, error) from error
-    except (ImportError, AttributeError) as error:
-        missing = error.name if isinstance(error, ImportError) else None
-        if missing is not None and not f"{module}.".startswith(f"{missing}."):
+    except ImportError as error:
+        if error.name is not None and not f"{name}.".startswith(f"{error.name}."):
             raise ConfigError(
                 f"{kind} must name a module whose own imports work. Received: {kind}={name!r} ({error}). "
                 "Install what it needs, or correct its imports."
             ) from error
-        raise ConfigError(
-            f"{kind} must name a module that Python can import, and a name in it. Received: {kind}={name!r} ({error}). "
-            "Correct the name, or add the module's directory to PYTHONPATH."
-        ) from error
-    return found
+        raise _not_found(kind, name, error) from error
+    except (TypeError, ValueError) as error:
+        if all(part.isidentifier() for part in name.split(".")):
+            raise
+        raise _not_found(kind, name, error) from error
+
+
+def _not_found(kind: str, name: str, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{kind} must name a module that Python can import. Received: {kind}={name!r} ({error}). Correct the name, or "
+        "add the module's directory to PYTHONPATH."
+    )
 
 
 def check_call(

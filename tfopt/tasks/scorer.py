@@ -83,6 +83,12 @@ class Scorer:
             for name, threshold in self.decisions.items()
         }
 
+    def check(self, outputs: Mapping[str, np.ndarray]) -> None:
+        """Raises ConfigError where the targets do not fit outputs. A score of few examples may be no finite number."""
+        for name, targets in self._targets.items():
+            if (score := new_score(self.metric)) is not None:
+                score.update(targets, outputs[name])
+
     def value(self, outputs: Mapping[str, np.ndarray]) -> float:
         """Returns the mean of the scores."""
         return float(np.mean(list(self.scores(outputs).values())))
