@@ -12,6 +12,7 @@ import tfopt
 from tfopt.cli import main
 from tfopt.cli.compress import _of_recipe
 from tfopt.cli.exit_codes import WRONG_USE
+from tfopt.compression.checks import with_fitting_teacher
 from tfopt.compression.config import BYTES, DROP, MEMORY, CompressionConfig, changes_in
 from tfopt.compression.directory import prepare
 from tfopt.compression.front import CompressedModel, CompressionReport, figures_of, front
@@ -125,6 +126,7 @@ def test_a_recipe_of_a_trial_goes_through_toml(tmp_path):
     assert laid_over.model == find_recipe("resnet_cifar").model
     assert laid_over.pruning is None
     assert laid_over.shrink.ratios == {"a": 0.5, "b": 0.0}
+    assert laid_over.batch_sizes == (8,)  # the same nodes are chosen
     assert CONFIG.recipe("unshrunk", {}).shrink is None
 
 
@@ -137,7 +139,7 @@ def test_a_score_of_a_trial_knows_what_the_examples_ignore():
     bits.update(np.array([[3, 7]]), np.zeros((1, 2, 256)))
     assert bits.result() == 2.0
     assert score_of("accuracy", data) == "accuracy"
-    assert export_config(CONFIG.recipe("small", {}), [8], score).quantization.metric is score
+    assert export_config(CONFIG.recipe("small", {}), score).quantization.metric is score
 
 
 def network(units=32):
@@ -164,21 +166,53 @@ def test_a_budget_that_no_model_meets_is_said_before_any_training(tmp_path):
     assert not (folder / "smallest" / OUTCOME).exists()  # a later call measures anew
 
 
+class Unknown(layers.Layer):
+    def call(self, inputs):
+        return keras.ops.roll(inputs, 1, axis=-1)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "loss", "metric", "kind"),
+    [
+        (layers.Dense(1, "sigmoid"), "binary_crossentropy", "accuracy", "binary"),
+        (layers.Dense(4), keras.losses.BinaryCrossentropy(from_logits=True), "accuracy", "binary"),
+        (layers.Dense(1), "mse", "mean_absolute_error", "mse"),
+        (layers.Dense(1), keras.losses.Huber(), "accuracy", "mse"),
+        (layers.Dense(3, "softmax"), "sparse_categorical_crossentropy", "accuracy", "kl"),
+    ],
+)
+def test_the_teacher_teaches_as_the_models_own_loss_does(outputs, loss, metric, kind):
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(8), outputs])
+    model.compile("sgd", loss)
+    found = with_fitting_teacher(CompressionConfig(metric=metric), model)
+    assert found.distillation.loss == kind
+    own = tfopt.distillation.TeacherConfig(loss="mse")
+    assert with_fitting_teacher(replace(found, distillation=own), model).distillation is own
+
+
 def test_what_cannot_be_searched_is_said_at_once(tmp_path):
     hidden = [layers.Lambda(lambda x: 2 * x, name="twice"), layers.Dense(64, "relu"), layers.Dense(64, "relu")]
     with_code = keras.Sequential([keras.Input((6,)), *hidden, layers.Dense(3)])
     with_code.compile("sgd", network().loss, metrics=["accuracy"])
+    of_unknown = keras.Sequential([keras.Input((6,)), layers.Dense(64), Unknown(), layers.Dense(3)])
+    of_unknown.compile("sgd", network().loss)
     for model, data, error, message in [
         (network(), np.zeros((4, 6)), ConfigError, "data must be an Examples"),
         (keras.Sequential([keras.Input((6,)), layers.Dense(3)]), examples(), UnsupportedModelError, "be compiled"),
         (network(units=4), examples(), UnsupportedModelError, "channels that can be removed"),
         (with_code, examples(), UnsupportedModelError, "the Lambda 'twice', whose function is a lambda"),
+        (of_unknown, examples(), UnsupportedModelError, r"round_to=8: .*an operation that tfopt does not follow"),
     ]:
         with pytest.raises(error, match=message):
             compress(model, data, CONFIG, directory=tmp_path / "run")
-    of_values = tfopt.data.arrays(np.zeros((40, 6)), np.linspace(0.1, 0.9, 120).reshape(40, 3))
-    with pytest.raises(ConfigError, match=r"Labels must be 0 or 1.*set the metric 'mean_absolute_error'"):
-        compress(network(), of_values, CONFIG, directory=tmp_path / "run")
+    for data, message in [
+        (np.linspace(0.1, 0.9, 120).reshape(40, 3), r"Labels must be 0 or 1.*set the metric 'mean_absolute_error'"),
+        (np.eye(3)[np.arange(40) % 3], r"labels that the model's loss takes. Received: labels of shape \(8, 3\)"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            compress(network(), tfopt.data.arrays(np.zeros((40, 6)), data), CONFIG, directory=tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"inputs of the model. Received: \(5,\) for .*which takes \(6,\)"):
+        compress(network(), tfopt.data.arrays(np.zeros((40, 5)), np.arange(40) % 3), CONFIG, directory=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"directory must be a directory.*a file"):
@@ -203,6 +237,12 @@ def test_a_directory_belongs_to_a_search_once_something_is_measured(tmp_path):
         ready(CONFIG, is_begun=True)
     for words in ("batch_sizes=[1, 8] in place of [8]", "seed=3 in place of 0", "shrink.criterion='l1' in place of"):
         assert words in str(refused.value)
+    off = replace(other, quantization=None, distillation=None)
+    with pytest.raises(ConfigError, match="with distillation='on' in place of None, quantization='on'"):
+        ready(off, is_begun=True)
+    x = np.zeros((120, 6), "float32")
+    with pytest.raises(ConfigError, match="data must be the examples of the earlier call"):
+        prepare(tmp_path, mine, tfopt.data.arrays(x, x[:, 0].astype(int)), other, "", True, lambda words: None)
     with pytest.raises(ConfigError, match="a compression of another model"):
         ready(other, network(units=48), is_begun=True)
 

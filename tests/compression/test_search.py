@@ -71,6 +71,8 @@ def test_a_search_that_is_killed_goes_on_with_the_same_trials(tmp_path, fresh_py
     assert measured.stat().st_mtime_ns == written
     states = [each.state for each in report.trials]
     assert (states.count("measured"), states.count("failed")) == (2, 1)
+    assert report.ended == "by max_trials=3; a call with more goes on"
+    assert all(each.reason for each in report.trials if each.state == "left out")
     assert [each.settings for each in report.trials][:STARTUP] == first
     for number, each in enumerate(report.trials):
         if each.state == "measured":
@@ -112,14 +114,14 @@ def test_a_training_that_never_ends_is_cut_by_the_time_and_may_be_tried_again(tm
     config = CompressionConfig(batch_sizes=(8,), shrink=endless, quantization=None, max_trials=0)
     report = compress(model, data, config, directory=tmp_path / "run")
     assert [each.name for each in report.front] == ["unshrunk"]
-    assert {each.state for each in report.trials} <= {"open"}
+    assert {each.state for each in report.trials} <= {"open", "left out"}
     start, limit = time.monotonic(), 15.0
     report = compress(model, data, replace(config, time_limit_s=limit, max_trials=None), directory=tmp_path / "run")
     assert time.monotonic() - start < 2 * limit
     assert [each.name for each in report.front] == ["unshrunk"]
-    assert {each.state for each in report.trials} == {"open"}
+    assert {each.state for each in report.trials} <= {"open", "left out"}
     assert any("the time limit ended it after" in each.reason for each in report.trials)
-    assert "the same call goes on with them; trial" in str(report)
+    assert f"by time_limit_s={limit:g}; the same call goes on" in str(report)
     assert (tmp_path / "run" / "front.svg").is_file()
     assert not list((tmp_path / "run").glob("trials/*/outcome.json"))
 

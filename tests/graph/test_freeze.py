@@ -363,8 +363,8 @@ def two_arguments():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: keras.Sequential([layers.Dense(2)]), "must be built before.*Call it once"),
-        (Subclassed, "must be built before.*Subclassed.*Call it once"),
+        (lambda: keras.Sequential([layers.Dense(2)]), "must be built.*Call it once"),
+        (Subclassed, "must be built.*Subclassed.*Call it once"),
         (lambda: stack((3,), Counter()), "must not depend on a variable"),
         (lambda: keras.Sequential([keras.Input(batch_shape=(2, 5, 3)), layers.LSTM(4, stateful=True)]), "Stateful"),
         (two_arguments, "first argument alone"),

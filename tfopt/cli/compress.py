@@ -41,8 +41,12 @@ def compress_command(words: list[str]) -> int:
         model, data = _loaded(options.source), _examples(options.data or "")
     else:
         model, data, config = _of_recipe(options.source, Path(options.out), config, as_json=options.json)
-    with working(f"compressing {model.name}") as now:
-        report = compress_from(options.source, model, data, config, options.out, now)
+    try:
+        with working(f"compressing {model.name}") as now:
+            report = compress_from(options.source, model, data, config, options.out, now)
+    except KeyboardInterrupt:
+        say(f"what was measured is kept in {options.out}; the same command goes on", error=True)
+        raise
     say(report.to_json() if options.json else report)
     return SUCCESS if report.within else CHECK_FAILED
 

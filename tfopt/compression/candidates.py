@@ -239,10 +239,21 @@ def farthest(shares: Mapping[int, float], known: Sequence[float], low: float, hi
         >>> farthest({1: 0.9, 3: 0.12}, [1.0, 0.3, 0.1], 0.3, 1.0)
         1
     """
-    distances = {
-        number: min(abs(math.log(share / other)) for other in known) if known else math.inf
-        for number, share in shares.items()
-    }
+    distances = {number: _distance(share, known) for number, share in shares.items()}
     apart = {number: distance for number, distance in distances.items() if distance > NEAR}
     between = {number: distance for number, distance in apart.items() if low < shares[number] < high}
     return max(between or apart, key=lambda number: (between or apart)[number], default=None)
+
+
+def is_near(share: float, known: Sequence[float]) -> bool:
+    """Returns whether a share of the multiply-adds is, as a ratio, next to a known one: the same model.
+
+    Example:
+        >>> is_near(0.501, [1.0, 0.5]), is_near(0.6, [1.0, 0.5])
+        (True, False)
+    """
+    return _distance(share, known) <= NEAR
+
+
+def _distance(share: float, known: Sequence[float]) -> float:
+    return min((abs(math.log(share / other)) for other in known), default=math.inf)

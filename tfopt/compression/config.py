@@ -26,7 +26,6 @@ from tfopt.tasks.scorer import check_metric
 from tfopt.training.config import TrainingConfig
 
 DROP, BYTES, MEMORY = "score drop", "bytes", "memory bytes"
-OF_VALUES = ("mean_absolute_error",)  # metrics whose outputs are no classes
 
 
 def latency_at(batch_size: int) -> str:
@@ -145,21 +144,9 @@ class CompressionConfig:
             distillation=self.distillation if ratios else None,
             quantization=self.quantization,
             int8_nodes=self.int8_nodes,
+            batch_sizes=self.batch_sizes,
             formats=(self.format,),
         )
-
-
-def for_values(config: CompressionConfig) -> CompressionConfig:
-    """Returns settings whose teacher teaches values where the metric is an error of values: kl is for classes.
-
-    Example:
-        >>> for_values(CompressionConfig(metric="mean_absolute_error")).distillation.loss
-        'mse'
-    """
-    taught = config.distillation
-    if taught is None or taught.loss != "kl" or config.metric not in OF_VALUES:
-        return config
-    return replace(config, distillation=replace(taught, loss="mse"))
 
 
 def changes_in(recipe: Recipe) -> str:

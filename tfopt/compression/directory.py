@@ -9,23 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
-import tensorflow as tf
 
 from tfopt.atomic.files import write_text
 from tfopt.atomic.own_files import check_replaceable, json_in, json_with
-from tfopt.compat.layers import layers_inside
 from tfopt.compression.config import CompressionConfig
-from tfopt.compression.trial import BASELINE, DATA, MODEL, score_of
+from tfopt.compression.trial import BASELINE, DATA, MODEL
 from tfopt.data import Examples, convert
-from tfopt.distillation.teacher import inputs_by_name
-from tfopt.errors import ConfigError, UnsupportedModelError
+from tfopt.data.records.earlier import OtherSourceError
+from tfopt.errors import ConfigError
 from tfopt.exporting import export
-from tfopt.graph.output_ops import output_ops
-from tfopt.graph.unfolded import freeze_unfolded
 from tfopt.recipe.tables import flat, plain_settings
 from tfopt.runner.model_check import with_float_inputs
-from tfopt.tasks.scorer import Scorer
 
 MARK = "compression.json"
 # What a later call may change: it goes on with other limits, or judges the same trials by another budget.
@@ -33,7 +27,7 @@ FREE = (
     *("time_limit_s", "trial_limit_s", "max_trials"),
     *("max_score_drop", "max_latency_ms", "max_bytes", "max_memory_bytes"),
 )
-MOST_NAMED, FEW = 3, 32
+MOST_NAMED = 3
 
 
 def prepare(
@@ -50,11 +44,8 @@ def prepare(
     Args:
         is_begun: Whether an earlier call has measured something in the directory. Otherwise it may get other settings.
     Raises:
-        ConfigError: The directory is of another search, or holds something else; or the metric does not fit the
-            outputs and the labels.
-        UnsupportedModelError: The model has a Lambda with a lambda.
+        ConfigError: The directory is of another search, or holds something else.
     """
-    _check_readable(model)
     mark = folder / MARK
     check_replaceable(mark, json_with("compression"))
     earlier = json_in(mark.read_bytes()) if mark.is_file() and is_begun else None
@@ -69,10 +60,14 @@ def prepare(
             f"directory must be new, or of an earlier compression. Received: {str(folder)!r}, which holds "
             "something else. Choose another directory."
         )
-    if earlier is None:
-        check_score(config.metric, model, data)
     on_step("writing the examples")
-    convert(data, folder / DATA)  # of an earlier call it compares them
+    try:
+        convert(data, folder / DATA)  # of an earlier call it compares them
+    except OtherSourceError as error:
+        raise ConfigError(
+            f"data must be the examples of the earlier call. Received: {data.name!r}, and {str(folder)!r} with a "
+            "compression of other examples. Choose another directory, or remove it."
+        ) from error
     if earlier is None:
         on_step("exporting the model in float32")
         examples = with_float_inputs(data.batches("train"), model)
@@ -81,17 +76,6 @@ def prepare(
         model.save(unfinished)
         unfinished.replace(folder / MODEL)
         write_text(mark, json.dumps(own))
-
-
-def _check_readable(model: keras.Model) -> None:
-    """Refuses code in the model's file, which no process of a trial would read."""
-    for layer in layers_inside(model):
-        if isinstance(layer, keras.layers.Lambda) and getattr(layer.function, "__name__", "") == "<lambda>":
-            raise UnsupportedModelError(
-                "The layers of a model must be readable in the processes of the trials. Received: the Lambda "
-                f"{layer.name!r}, whose function is a lambda. Write it as a class of a module, with "
-                "keras.saving.register_keras_serializable."
-            )
 
 
 def source_of(folder: Path) -> str | None:
@@ -109,26 +93,23 @@ def _difference(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Returns in words what an earlier compression has of its own; nothing if it is the same."""
     if earlier["compression"] != now["compression"]:
         return "of another model"
-    one, two = dict(earlier.get("settings", {})), json.loads(json.dumps(now["settings"]))
+    one, two = _by_stage(earlier.get("settings", {}), now["settings"])
     names = sorted(name for name in one.keys() | two.keys() if one.get(name) != two.get(name))
     words = ", ".join(f"{name}={one.get(name)!r} in place of {two.get(name)!r}" for name in names[:MOST_NAMED])
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
     return f"with {words}{more}" if names else ""
 
 
-def check_score(metric: str, model: keras.Model, examples: Examples) -> None:
-    """Scores a model on a few examples.
-
-    Raises:
-        ConfigError: The metric does not fit its outputs or the labels.
-    """
-    graph = freeze_unfolded(model, trusted=True)
-    batch = next(iter(with_float_inputs(examples.batches("validation", FEW), model)))
-    inputs, labels = batch[0], tf.nest.map_structure(np.asarray, batch[1])
-    given = {name: tf.cast(each, graph.inputs[name].dtype) for name, each in inputs_by_name(inputs, graph).items()}
-    outputs = graph.as_function()(**given)
-    arrays = {name: outputs[name].numpy() for name in graph.outputs}
-    Scorer(score_of(metric, examples), labels, arrays, output_ops(graph)).check(arrays)
+def _by_stage(*settings: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns settings as JSON has them; a stage that is on in one of them only is a single one, "on"."""
+    plain = [json.loads(json.dumps(dict(each))) for each in settings]
+    stages = [{name.partition(".")[0] for name in each if "." in name} for each in plain]
+    alone = set.symmetric_difference(*stages)
+    return [
+        {name: value for name, value in each.items() if name.partition(".")[0] not in alone}
+        | dict.fromkeys(alone & own, "on")
+        for each, own in zip(plain, stages, strict=True)
+    ]
 
 
 def _digest(model: keras.Model) -> str:

@@ -128,7 +128,8 @@ class CompressionReport(Record, Shown):
         baseline: The figures of the given model as a float32 artifact.
         front: The artifacts of which none is better in every figure, the smallest first.
         trials: What became of each proposal.
-        seconds: How long the search took.
+        ended: Why the search ended.
+        seconds: How long it took.
     """
 
     directory: str
@@ -137,6 +138,7 @@ class CompressionReport(Record, Shown):
     baseline: Mapping[str, float]
     front: tuple[CompressedModel, ...]
     trials: tuple[TrialRecord, ...] = ()
+    ended: str = ""
     seconds: float = 0.0
 
     @property
@@ -219,7 +221,12 @@ class CompressionReport(Record, Shown):
         still_open = [each for each in self.trials if each.state == "open"]
         if still_open:
             cut = [f"trial {each.number}: {each.reason}" for each in still_open if each.reason]
-            words.append(("open", "; ".join([f"{len(still_open)} proposals; the same call goes on with them", *cut])))
+            words.append(("open", "; ".join([f"{len(still_open)} proposals", *cut])))
+        left_out = sum(each.state == "left out" for each in self.trials)
+        if left_out:
+            words.append(("left out", f"{left_out}, which what was measured makes needless"))
+        if self.ended:
+            words.append(("ended", self.ended))
         if given_up:
             words.append(("given up", f"{given_up}, which learned less than smaller models"))
         shown = [*(words if self.budget else words[1:]), *(("failed", each) for each in failed)]

@@ -20,18 +20,18 @@ import pydantic
 from tfopt.atomic.directories import exclusive
 from tfopt.atomic.files import write_text, writing_to
 from tfopt.atomic.own_files import write_own
-from tfopt.compat.kinds import check_keras_3
 from tfopt.compression.candidates import (
     Allocation,
     farthest,
     interval,
+    is_near,
     measure_sensitivity,
-    most_ratios,
     possible_shares,
     why_give_up,
     why_leave_out,
 )
-from tfopt.compression.config import BYTES, DROP, MEMORY, CompressionConfig, changes_in, for_values, latency_at
+from tfopt.compression.checks import check_examples, check_model, with_fitting_teacher
+from tfopt.compression.config import BYTES, DROP, MEMORY, CompressionConfig, changes_in, latency_at
 from tfopt.compression.directory import prepare
 from tfopt.compression.front import (
     CompressedModel,
@@ -45,11 +45,8 @@ from tfopt.compression.front import (
 from tfopt.compression.trial import ARTIFACT, BASELINE, LOSSES, RECIPE, read_losses
 from tfopt.data import Examples
 from tfopt.data.arguments import optional_package
-from tfopt.distillation import distill
-from tfopt.distillation.config import PARENT
-from tfopt.errors import ConfigError, TrainingError, UnsupportedModelError
+from tfopt.errors import ConfigError, TrainingError
 from tfopt.exporting.verification.sizes import bytes_on_disk
-from tfopt.models.copying import copy_model
 from tfopt.report import Receipt
 from tfopt.settings.validation import check_type
 from tfopt.trials.own_modules import own_modules
@@ -59,6 +56,7 @@ from tfopt.trials.study import STARTUP, Study
 STUDY, SENSITIVITY, REPORT, PLOT = "study.db", "sensitivity.json", "report.json", "front.svg"
 SMALLEST, UNSHRUNK = "smallest", "unshrunk"
 MOST_PROPOSALS = 8 * STARTUP  # of one call
+TRIED = "a model with as many multiply-adds was tried"
 NOISE = 1.05  # of a measured latency
 UNKNOWN_LAYER = (
     "Layers of your own need keras.saving.register_keras_serializable, and a module that another process can import."
@@ -125,31 +123,19 @@ def compress_from(
     start = time.monotonic()
     config = CompressionConfig() if config is None else config
     check_type("config", config, CompressionConfig)
-    check_type("data", data, Examples, "Pass for example tfopt.data.arrays(x, y).")
-    config = for_values(config)
-    check_keras_3(model)
-    if not getattr(model, "compiled", False) or not model.get_compile_config():
-        raise UnsupportedModelError(
-            f"model must be compiled, because smaller ones are trained with its loss. Received: "
-            f"{getattr(model, 'name', model)!r} without a loss. Call model.compile."
-        )
     optional_package("optuna", "compress", "A compression")
-    most = most_ratios(model, config.shrink)
-    if not most:
-        raise UnsupportedModelError(
-            f"model must have channels that can be removed. Received: {model.name!r} without any, with "
-            f"round_to={config.shrink.round_to}. Set a smaller round_to, or export it in int8."
-        )
-    config.recipe(SMALLEST, most).to_toml()  # raises for what another process cannot be given
-    if config.distillation is not None:  # raises for what the outputs cannot learn from this teacher
-        teacher = model if config.distillation.teacher == PARENT else config.distillation.teacher
-        distill(copy_model(model), teacher, config.distillation.distillation())
+    most = check_model(model, data, config)
     folder = Path(directory)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"directory must be a directory. Received: {str(folder)!r}, a file. Choose another name.")
+    smallest = read_outcome(folder / SMALLEST)
+    is_begun = smallest is not None and not smallest.failure
+    if not is_begun:
+        check_examples(model, data, config)
+    config = with_fitting_teacher(config, model)
+    config.recipe(SMALLEST, most).to_toml()  # raises for what another process cannot be given
     with exclusive(folder):
-        smallest = read_outcome(folder / SMALLEST)
-        prepare(folder, model, data, config, source, smallest is not None and not smallest.failure, on_step)
+        prepare(folder, model, data, config, source, is_begun, on_step)
         return _Search(model, data, config, folder, most, start, on_step).run()
 
 
@@ -173,6 +159,7 @@ class _Search:
         self.models: dict[int, CompressedModel] = {}
         self.cut: dict[int, float] = {}  # seconds of trials that only time has ended; a later call may try them again
         self.study: Study | None = None
+        self.ended = ""  # why
 
     @property
     def left_s(self) -> float:
@@ -255,26 +242,38 @@ class _Search:
         """Returns the number of the next trial; None at the end of the search."""
         seconds = [each.seconds for each in self.outcomes.values() if not each.failure]
         if self.left_s <= min(seconds, default=0.0):
+            self.ended = f"by time_limit_s={self.config.time_limit_s:g}; the same call goes on"
             return None
         if self.config.max_trials is not None and len(self.outcomes) >= self.config.max_trials:
+            self.ended = f"by max_trials={self.config.max_trials}; a call with more goes on"
             return None
         for count in range(STARTUP, self.most_proposals + 1, STARTUP):
-            for number, settings in study.propose(count).items():
-                if number not in self.candidates:
-                    ratios = self.allocation.ratios(settings["multiply_adds"], settings["amounts"])
-                    self.candidates[number] = self.allocation.share(ratios), ratios
-            # The smallest model counts as tried: its score will hardly do, so a search comes near to it by halves.
-            known = [1.0, self.smallest.multiply_adds, *(self.candidates[each][0] for each in self.outcomes)]
+            self._propose(study, count)
             too_long = {self.candidates[each][0] for each in self.cut}
             shares = {number: self.candidates[number][0] for number in study.open}
             shares = {number: share for number, share in shares.items() if share not in too_long}
             worth = {number: share for number, share in shares.items() if not self._reason_to_leave_out(share)}
-            found = farthest(worth, known, *self._interval())
+            found = farthest(worth, self._tried, *self._interval())
             if found is not None:
                 return found
             for number in shares:
                 study.leave_out(number)
+        self.ended = "because no other proposal is worth a training"
         return None
+
+    def _propose(self, study: Study, count: int) -> dict[int, Any]:
+        """Returns what optuna proposes, at least `count`, by the number of the trial; notes what each leaves."""
+        found = study.propose(count)
+        for number, settings in found.items():
+            if number not in self.candidates:
+                ratios = self.allocation.ratios(settings["multiply_adds"], settings["amounts"])
+                self.candidates[number] = self.allocation.share(ratios), ratios
+        return found
+
+    @property
+    def _tried(self) -> list[float]:
+        """Shares that need not be tried again. The smallest model counts: its score will hardly do."""
+        return [1.0, self.smallest.multiply_adds, *(self.candidates[each][0] for each in self.outcomes)]
 
     def _interval(self) -> tuple[float, float]:
         drops = {each.multiply_adds: each.figures[DROP] for each in self.models.values()}
@@ -371,6 +370,7 @@ class _Search:
             baseline={DROP: 0.0, **latencies, BYTES: float(bytes_on_disk(self.folder / BASELINE))},
             front=front([self.unshrunk, *self.models.values()], self.config.budget),
             trials=self._trials(),
+            ended=self.ended,
             seconds=time.monotonic() - self.start,
         )
         write_own(self.folder / REPORT, report.to_json(), CompressionReport.is_own)
@@ -382,14 +382,13 @@ class _Search:
         if self.study is None:
             return ()
         records, is_open = [], self.study.open
-        for number, settings in self.study.propose(0).items():
-            outcome = self.outcomes.get(number)
-            share = self.candidates[number][0] if number in self.candidates else settings["multiply_adds"]
+        for number, settings in self._propose(self.study, 0).items():
+            outcome, share = self.outcomes.get(number), self.candidates[number][0]
             if outcome is not None:
                 bad = "given up" if outcome.given_up else "failed"
                 state, reason = (bad if outcome.failure else "measured"), outcome.failure
             else:
-                reason = self._reason_to_leave_out(share)
+                reason = self._reason_to_leave_out(share) or (TRIED if is_near(share, self._tried) else "")
                 state = "open" if number in is_open and not reason else "left out"
                 if state == "open" and number in self.cut:
                     reason = f"the time limit ended it after {self.cut[number]:.0f} s"

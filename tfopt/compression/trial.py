@@ -69,7 +69,7 @@ def run_trial(
     export(
         model,
         own / ARTIFACT,
-        export_config(recipe, batch_sizes, score),
+        export_config(recipe, score),
         calibration_data=with_float_inputs(examples.batches("train"), parent),
         evaluation_data=labelled,
         baseline=root / BASELINE,
@@ -155,7 +155,7 @@ def heal(
     end_distillation(model)
 
 
-def export_config(recipe: Recipe, batch_sizes: list[int], score: Score | str) -> ExportConfig:
+def export_config(recipe: Recipe, score: Score | str) -> ExportConfig:
     """Returns the settings of the artifact that a recipe asks for. Its score bounds what int8 may lose, if anything."""
     quantization = recipe.quantization
     if quantization is None:
@@ -167,6 +167,6 @@ def export_config(recipe: Recipe, batch_sizes: list[int], score: Score | str) ->
         quantization=quantization,
         int8_nodes=recipe.int8_nodes,
         float_weights="int8",
-        batch_sizes=tuple(batch_sizes),
+        batch_sizes=recipe.batch_sizes,
     )
     return int8.of_format(recipe.formats[0])

@@ -33,7 +33,7 @@ from tfopt.data.records.convert import Progress, convert
 from tfopt.data.records.earlier import OtherSourceError
 from tfopt.data.repeatable import changes_every_epoch
 from tfopt.distillation.recorded import Computation, check_top_k, spread
-from tfopt.distillation.teacher import Teacher, inputs_by_name, matched
+from tfopt.distillation.teacher import Teacher, check_inputs, inputs_by_name, matched
 from tfopt.errors import ConfigError
 from tfopt.graph import FrozenGraph
 from tfopt.graph.digest import digests
@@ -150,7 +150,7 @@ def cache_teacher(
     specs = {name: spec for name, (_, spec) in frozen.outputs.items()}
     if top_k is not None:
         check_top_k(top_k, specs, model.ops)
-    _check_inputs(examples, frozen)
+    check_inputs(examples, frozen, "teacher")
     contents = Contents(
         teacher=frozen.name,
         layers=layers,
@@ -285,22 +285,6 @@ def check_examples(examples: Examples) -> None:
             raise ConfigError(
                 "examples must have inputs of one shape: padding would make the outputs depend on which examples share "
                 f"a batch. Received: {examples.name!r} with {spec}. Fill the inputs up to one length in the source."
-            )
-
-
-def _check_inputs(examples: Examples, teacher: FrozenGraph) -> None:
-    batch = examples.decoded("train").batch(1).element_spec[0]
-    given: Mapping[str, Any] = {}
-    if len(tf.nest.flatten(batch)) >= len(teacher.inputs):
-        by_name = tf.function(lambda inputs: inputs_by_name(inputs, teacher), autograph=False)
-        given = by_name.get_concrete_function(batch).structured_outputs
-    for name, spec in teacher.inputs.items():
-        if name not in given or not spec.shape.is_compatible_with(given[name].shape):
-            found = "none" if name not in given else str(tuple(given[name].shape[1:]))
-            raise ConfigError(
-                f"examples must have the inputs of the teacher. Received: {found} for {name!r} of {teacher.name!r}, "
-                f"which takes {tuple(spec.shape[1:])}. Wrap the teacher in a keras.Model that takes what the examples "
-                "have."
             )
 
 

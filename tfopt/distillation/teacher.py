@@ -10,6 +10,7 @@ from typing import Any, Literal
 import keras
 import tensorflow as tf
 
+from tfopt.data.examples import Examples
 from tfopt.distillation.features import graph_of, output_of
 from tfopt.errors import ConfigError
 from tfopt.graph import FrozenGraph
@@ -93,6 +94,23 @@ def _of_rank(value: Any, shape: tf.TensorShape) -> Any:
     if shape.rank and value.shape.rank == shape.rank + 1 and value.shape[-1] == 1:
         return tf.squeeze(value, -1)
     return value
+
+
+def check_inputs(examples: Examples, model: FrozenGraph, role: str) -> None:
+    """Raises ConfigError unless examples have the inputs of a model, which is called by its role."""
+    batch = examples.decoded("train").batch(1).element_spec[0]
+    given: Mapping[str, Any] = {}
+    if len(tf.nest.flatten(batch)) >= len(model.inputs):
+        by_name = tf.function(lambda inputs: inputs_by_name(inputs, model), autograph=False)
+        given = by_name.get_concrete_function(batch).structured_outputs
+    for name, spec in model.inputs.items():
+        if name not in given or not spec.shape.is_compatible_with(given[name].shape):
+            found = "none" if name not in given else str(tuple(given[name].shape[1:]))
+            raise ConfigError(
+                f"examples must have the inputs of the {role}. Received: {found} for {name!r} of {model.name!r}, "
+                f"which takes {tuple(spec.shape[1:])}. Wrap the {role} in a keras.Model that takes what the examples "
+                "have."
+            )
 
 
 def matched(

@@ -31,6 +31,10 @@ def load_keras(file: Path, trusted: bool, *, compiled: bool = False, remedy: str
             not trusted.
     """
     check_stored("A model", file)
+    if not file.exists():
+        raise ArtifactError(
+            f"source must be a readable .keras file. Received: {file}, which is missing. Check the path."
+        )
     try:
         _check_sizes(file)
         return keras.saving.load_model(file, compile=compiled, safe_mode=not trusted)

@@ -13,7 +13,7 @@ import pydantic
 import pydantic_core
 import tomli_w
 import tyro
-from annotated_types import MinLen
+from annotated_types import Ge, MinLen
 
 from tfopt.clustering.config import ClusteringConfig
 from tfopt.data.config import DataConfig
@@ -78,6 +78,8 @@ class Recipe(Shown):
     """Nodes of the int8 artifact that run in int8: "faster" chooses the nodes that are measured to be faster in int8 on
     this machine; "all" is every node with an int8 kernel, the same in every run. Weights are stored in int8 in any
     case."""
+    batch_sizes: Annotated[tuple[Annotated[int, Ge(1)], ...], MinLen(1)] = (1, 8)
+    """Batch sizes at which int8_nodes="faster" measures the nodes."""
     formats: Formats = ("saved_model",)
     """File formats of the artifacts, for example saved_model onnx. A directory of another format than saved_model has
     its name at the end, as in int8_onnx/."""

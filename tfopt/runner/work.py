@@ -214,7 +214,9 @@ class Work:
         precision: Precision,
     ) -> Artifact:
         target = export_dir / artifact_name(name, file_format)
-        config = ExportConfig(int8_nodes=self.recipe.int8_nodes, float_weights="int8")
+        config = ExportConfig(
+            int8_nodes=self.recipe.int8_nodes, float_weights="int8", batch_sizes=self.recipe.batch_sizes
+        )
         clustering = self.recipe.clustering
         if precision != "float32" and clustering is not None and file_format == SAVED_MODEL:
             smallest = WeightOnlyConfig(minimum_size=clustering.minimum_size)  # what was clustered, is stored so

@@ -14,6 +14,7 @@ from typing import Any
 
 from tfopt.errors import ConfigError, TfoptError, unknown_name
 
+COLORS = re.compile(r"\x1b\[\d*m")  # of Keras
 CODE = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)")
 # Names such as keras:DenseNet121 are models of these libraries.
 LIBRARIES = ("keras", "keras_hub")
@@ -121,9 +122,10 @@ def call_named(
         if own or isinstance(error, TfoptError):
             raise
         given = f" for {positional}" if positional else ""
+        words = " ".join(COLORS.sub("", str(error)).split())
         raise ConfigError(
             f"arguments must have values that {kind} {named!r} accepts{given}. "
-            f"Received: arguments={dict(arguments)} ({' '.join(str(error).split())}). Correct the values."
+            f"Received: arguments={dict(arguments)} ({words}). Correct the values."
         ) from error
 
 
