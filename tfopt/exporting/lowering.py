@@ -32,6 +32,7 @@ from tfopt.quantization.config import check_exclude, matches
 from tfopt.quantization.keras_methods import KerasQuantized
 from tfopt.quantization.quantize import quantize_frozen
 from tfopt.report import Change, PassReport
+from tfopt.report.record import RANGE
 
 STILL_SMALLER = "For a smaller file all the same, set float_weights='int8'; int8_nodes='all' keeps the nodes in int8"
 STORED = "weights stored in int8"  # the kind of the report's steps for nodes that compute in float32
@@ -190,6 +191,8 @@ def _with_int8(model: QuantizedModel, config: ExportConfig, sample: Mapping[str,
         lowered, config, sample, beside_int8=in_int8, keep=keep, stored_in_int8=stored_in_int8
     )
     graphs, report, precision = {DEFAULT_SIGNATURE: served}, model.report, "int8" if in_int8 else "float32"
+    if not in_int8:  # no range is used
+        report = replace(report, notes=[note for note in report.notes if note.kind != RANGE])
     if half is not None:
         report = _with_half(report, half)
     if config.float_weights == "int8":
