@@ -27,6 +27,7 @@ started = time.monotonic()
 BUDGET_MIN = float(os.environ.get("TEST_BUDGET_MINUTES", "inf"))
 # Seconds between two searches of all objects for garbage, and the time of the last.
 SEARCH_S = 240
+LARGE_PRIME = 1_000_003  # two commits that follow each other begin far apart
 searched = started
 
 # Folders and files whose tests depend on the numbers and the speed of single graphs no more than the rest of them does:
@@ -84,18 +85,21 @@ def _rotate(config, items):
 
     So a slow machine does not leave out the same tests always.
     """
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=TESTS, capture_output=True, text=True, check=False).stdout
-    if not items or not commit:
+    count = ["git", "rev-list", "--count", "HEAD"]
+    commits = subprocess.run(count, cwd=TESTS, capture_output=True, text=True, check=False).stdout
+    if not items or not commits:
         return
-    turn, places, chosen, others = int(commit, 16), collections.Counter(), [], []
+    turn, places, chosen, others = int(commits), collections.Counter(), [], []
     for item in items:
         marker = item.get_closest_marker("one_in")
         is_due = marker is None or (turn + places[item.function]) % marker.args[0] == 0
         (chosen if is_due else others).append(item)
         if marker is not None:
             places[item.function] += 1
+    if not chosen:
+        return
     config.hook.pytest_deselected(items=others)
-    first = chosen[turn % len(chosen)].path
+    first = chosen[turn * LARGE_PRIME % len(chosen)].path
     begin = next(number for number, item in enumerate(chosen) if item.path == first)
     items[:] = chosen[begin:] + chosen[:begin]
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 import tfopt
 from tfopt.atomic.scratch import scratch_directory
-from tfopt.cli import COMMANDS, main
+from tfopt.cli import COMMANDS, entry, main
 from tfopt.errors import ArtifactError, ConfigError, ExportError, TfoptWarning, TrainingError, UnsupportedModelError
 from tfopt.models import BUILDERS
 from tfopt.models.table import PUBLISHED_MODELS
@@ -139,7 +139,7 @@ def test_wrong_use_is_one_clear_line_and_writes_nothing(words, workplace, unbuil
 
 WITHOUT_TENSORFLOW = """
 import sys
-from tfopt.cli import COMMANDS, main
+from tfopt.cli import COMMANDS, entry, main
 for words in (
     "--help", "--version", "recipes", "recipes --json", "models", "models --json", "run", "run nosuch", "nosuch",
     "run digits_cnn --nosuch 3", "run digits_cnn --epochs 0", "run digits_cnn --quick --help",
@@ -272,6 +272,16 @@ runpy.run_module("tfopt", run_name="__main__")
 """
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_a_module_is_imported_before_the_command_and_the_words_of_a_script_stay(failing, capsys, monkeypatch):
+    seen = []
+    failing(lambda words: seen.append(words) or 0)
+    assert main(["--import", "this", "fail", "--more"]) == 0
+    assert "this" in sys.modules
+    assert main(["fail", "--more", "--import", "json"]) == 0
+    assert seen == [["--more"]] * 2
+    assert entry._own(["--import", "json", "accelerate", "train.py", "--json"]) == ["--import", "json"]
 
 
 def test_a_traceback_is_shown_on_demand_only(failing, capsys):

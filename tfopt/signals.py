@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -15,12 +16,12 @@ from types import FrameType
 from typing import Any
 
 OWN_CODE = f"{Path(__file__).parent}{os.sep}"
-LIBRARIES = tuple(f"{sysconfig.get_path(each)}{os.sep}" for each in ("stdlib", "platstdlib", "purelib", "platlib"))
-TENSORFLOW = tuple(f"{each}tensorflow{os.sep}" for each in LIBRARIES)
+INSTALLED = tuple(f"{sysconfig.get_path(each)}{os.sep}" for each in ("stdlib", "platstdlib", "purelib", "platlib"))
 GENERATED = ("<frozen ", "<string>", "<__array_function__")
 BY_AUTOGRAPH = "__autograph_generated_file"
 CTRL_C: Mapping[signal.Signals, type[BaseException]] = {signal.SIGINT: KeyboardInterrupt}
 LONGEST_WAIT_S, BETWEEN_LOOKS_S = 1.0, 0.01
+LOST_WITHIN_S = 5.0  # an error that comes later was not made of the exception
 
 
 @contextmanager
@@ -49,11 +50,11 @@ def raised_safely(raises: Mapping[signal.Signals, type[BaseException]]) -> Itera
     Code in C that calls Python turns an exception into an error of its own, or prints it and goes on, or breaks:
     TensorFlow ends in a segmentation fault now and then. So the exception waits until code of tfopt or of the user is
     met that TensorFlow has not called, for a second at most; a second signal does not wait. An error that a library has
-    made of the exception gives way to it. Signals with a handler of the user's keep it, and outside the main thread
-    nothing changes, since Python allows no handler there.
+    made of the exception gives way to it, and one that it has dropped is raised at the end. Signals with a handler of
+    the user's keep it, and outside the main thread nothing changes, since Python allows no handler there.
 
     Yields:
-        The exceptions of the signals that came so far.
+        The exceptions that were raised, or wait to be.
 
     Example:
         >>> with raised_safely({signal.SIGTERM: SystemExit}):
@@ -62,34 +63,40 @@ def raised_safely(raises: Mapping[signal.Signals, type[BaseException]]) -> Itera
         SystemExit
     """
     received: list[type[BaseException]] = []
-    is_raised = False
     looks: list[threading.Timer] = []
-    looking, latest = threading.Event(), 0.0
+    is_waiting = is_look = is_lost = has_ended = False
+    latest = raised = -math.inf  # when it is raised anywhere, and when it was
 
     def look_again(number: int) -> None:
-        looking.set()
-        signal.pthread_kill(threading.main_thread().ident or 0, number)
+        nonlocal is_look
+        if not has_ended:
+            is_look = True
+            signal.pthread_kill(threading.main_thread().ident or 0, number)
 
     def end(number: int, frame: FrameType | None) -> None:
-        nonlocal latest, is_raised
-        if not received:
+        nonlocal is_waiting, is_look, is_lost, latest, raised
+        if not is_waiting:
+            is_waiting = True
             received.append(raises[signal.Signals(number)])
-            latest = time.monotonic() + LONGEST_WAIT_S
-        elif not looking.is_set():
-            latest = 0.0  # the user insists
-        looking.clear()
+            latest = time.monotonic() + (LONGEST_WAIT_S if time.monotonic() > raised + LOST_WITHIN_S else 0.0)
+        elif not is_look:
+            latest = -math.inf  # the user insists
+        is_look = False
         if time.monotonic() < latest and not _is_safe(frame):
             look = threading.Timer(BETWEEN_LOOKS_S, look_again, [number])
             look.daemon = True
             with suppress(RuntimeError):  # there is no memory for a thread
-                look.start()
                 looks.append(look)
+                look.start()
                 return
-        is_raised = True
+        is_waiting, is_lost, raised = False, not _is_safe(frame), time.monotonic()
         raise received[-1]
 
+    def is_due() -> bool:
+        return is_waiting or time.monotonic() < raised + LOST_WITHIN_S
+
     def until_received(show: Callable[..., object]) -> Callable[..., object]:
-        return lambda *what: None if received else show(*what)
+        return lambda *what: None if is_due() else show(*what)
 
     is_main = threading.current_thread() is threading.main_thread()
     usual = {signal.SIGINT: signal.default_int_handler}
@@ -104,13 +111,15 @@ def raised_safely(raises: Mapping[signal.Signals, type[BaseException]]) -> Itera
             try:
                 yield received
             finally:
+                has_ended = True
                 for look in looks:
                     look.cancel()
-                    look.join()
-        if received and not is_raised:
+                    if look.ident is not None:
+                        look.join()
+        if is_waiting or is_lost:
             raise received[-1]
     except Exception as error:
-        if received:
+        if is_due():
             raise received[-1] from error
         raise
     finally:
@@ -119,16 +128,23 @@ def raised_safely(raises: Mapping[signal.Signals, type[BaseException]]) -> Itera
 
 def _is_safe(frame: FrameType | None) -> bool:
     """Returns whether code is running that is no library's, and that TensorFlow has not called."""
-    if frame is not None and _is_of_library(frame.f_code.co_filename):
+    tensorflow, keras = _folder_of("tensorflow"), _folder_of("keras")
+    if frame is not None and _is_of_library(frame.f_code.co_filename, (*INSTALLED, *tensorflow, *keras)):
         return False
     while frame is not None:
-        if frame.f_code.co_filename.startswith(TENSORFLOW):
+        if frame.f_code.co_filename.startswith(tensorflow):
             return False
         frame = frame.f_back
     return True
 
 
-def _is_of_library(file: str) -> bool:
+def _folder_of(package: str) -> tuple[str, ...]:
+    """Returns where a package is, wherever it is installed; nothing if it is not imported."""
+    file = getattr(sys.modules.get(package), "__file__", None)
+    return (f"{Path(file).parent}{os.sep}",) if file else ()
+
+
+def _is_of_library(file: str, folders: tuple[str, ...]) -> bool:
     if file.startswith(OWN_CODE):
         return False
-    return file.startswith((*LIBRARIES, *GENERATED)) or BY_AUTOGRAPH in file
+    return file.startswith((*folders, *GENERATED)) or BY_AUTOGRAPH in file

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import tempfile
 import threading
@@ -25,6 +26,7 @@ HIDDEN = frozenset({"Cc", "Cs", "Zl", "Zp"})
 DIRECTIONS = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 LAYOUT = frozenset("\n\t")
 SECONDS_BETWEEN_DRAWINGS = 0.5
+COLORS = re.compile(r"\x1b\[[0-9;]*m")
 ERASE = "\r\x1b[2K"
 _shown = threading.Lock()
 
@@ -41,6 +43,16 @@ def printable(text: str) -> str:
     return "".join(
         character if character in LAYOUT or is_printable(character) else ascii(character)[1:-1] for character in text
     )
+
+
+def without_colors(text: str) -> str:
+    r"""Returns a text without escapes for colors and bold letters, as the errors of Keras have them.
+
+    Example:
+        >>> without_colors("\x1b[1mShapes differ.\x1b[0m")
+        'Shapes differ.'
+    """
+    return COLORS.sub("", text)
 
 
 def encodable(text: str, stream: TextIO) -> str:

@@ -126,7 +126,11 @@ def test_a_recipe_of_a_trial_goes_through_toml(tmp_path):
     assert laid_over.model == find_recipe("resnet_cifar").model
     assert laid_over.pruning is None
     assert laid_over.shrink.ratios == {"a": 0.5, "b": 0.0}
-    assert laid_over.batch_sizes == (8,)  # the same nodes are chosen
+    base = tmp_path / "base.toml"
+    base.write_text('name = "base"\nbatch_sizes = [32]')
+    for sizes in ((8,), (1, 8)):  # the same nodes are chosen, whatever the sizes of the recipe
+        file.write_text(changes_in(replace(CONFIG, batch_sizes=sizes).recipe("small", {"a": 0.5})))
+        assert compose(str(base), str(file)).batch_sizes == sizes
     assert CONFIG.recipe("unshrunk", {}).shrink is None
 
 
@@ -178,7 +182,9 @@ class Unknown(layers.Layer):
         (layers.Dense(4), keras.losses.BinaryCrossentropy(from_logits=True), "accuracy", "binary"),
         (layers.Dense(1), "mse", "mean_absolute_error", "mse"),
         (layers.Dense(1), keras.losses.Huber(), "accuracy", "mse"),
+        (layers.Dense(4), keras.losses.MeanSquaredError(name="mine"), "accuracy", "mse"),
         (layers.Dense(3, "softmax"), "sparse_categorical_crossentropy", "accuracy", "kl"),
+        (layers.Dense(3, "softmax"), "binary_crossentropy", "accuracy", "kl"),
     ],
 )
 def test_the_teacher_teaches_as_the_models_own_loss_does(outputs, loss, metric, kind):
@@ -245,6 +251,13 @@ def test_a_directory_belongs_to_a_search_once_something_is_measured(tmp_path):
         prepare(tmp_path, mine, tfopt.data.arrays(x, x[:, 0].astype(int)), other, "", True, lambda words: None)
     with pytest.raises(ConfigError, match="a compression of another model"):
         ready(other, network(units=48), is_begun=True)
+    (tmp_path / "unshrunk").mkdir()
+    (tmp_path / "unshrunk" / OUTCOME).write_text(json.dumps({"seconds": 1.0, "failure": "", "result": {}}))
+    with pytest.raises(ConfigError, match="seed=3 in place of 0"):  # also where the smallest is to be measured anew
+        compress(mine, examples(), CONFIG, directory=tmp_path)
+    (tmp_path / "compression.json").write_text(json.dumps({"compression": "", "source": ""}))
+    with pytest.raises(ConfigError, match="a compression of an earlier version of tfopt"):
+        compress(mine, examples(), CONFIG, directory=tmp_path)
 
 
 def test_the_command_names_what_is_missing(capsys):

@@ -31,6 +31,7 @@ def compress_command(words: list[str]) -> int:
         )
     config = CompressionConfig(**{each.name: getattr(options, each.name) for each in fields(CompressionConfig)})
     start_tensorflow()
+    from tfopt.compression.directory import source_of
     from tfopt.compression.search import compress_from
     from tfopt.training.memory import set_memory_growth
     from tfopt.training.xla import leave_convolutions_unfused
@@ -45,7 +46,8 @@ def compress_command(words: list[str]) -> int:
         with working(f"compressing {model.name}") as now:
             report = compress_from(options.source, model, data, config, options.out, now)
     except KeyboardInterrupt:
-        say(f"what was measured is kept in {options.out}; the same command goes on", error=True)
+        if source_of(Path(options.out)) is not None:
+            say(f"what was measured is kept in {options.out}; the same command goes on", error=True)
         raise
     say(report.to_json() if options.json else report)
     return SUCCESS if report.within else CHECK_FAILED

@@ -6,6 +6,7 @@ TensorFlow takes seconds to import, so a command imports it only after its words
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import sys
@@ -182,7 +183,8 @@ def _run(words: list[str]) -> int:
 
 def _own(words: Sequence[str]) -> Sequence[str]:
     """Returns the words that are tfopt's own, and not those of a script or a program."""
-    command = next((word for word in words if not word.startswith("-")), None)
+    of_flag = [word for flag, word in itertools.pairwise(words) if flag == IMPORT]
+    command = next((word for word in words if not word.startswith("-") and word not in of_flag), None)
     if command in OF_SCRIPTS:
         return words[: words.index(command)]
     if command == "monitor" and "--" in words:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,14 +14,16 @@ import tensorflow as tf
 from tfopt.compat.kinds import check_keras_3
 from tfopt.compat.layers import layers_inside
 from tfopt.compression.candidates import most_ratios
-from tfopt.compression.config import CompressionConfig
+from tfopt.compression.config import DROP, CompressionConfig
+from tfopt.compression.front import excess, show_figure
 from tfopt.compression.trial import score_of
 from tfopt.data import Examples
 from tfopt.distillation import distill
-from tfopt.distillation.config import PARENT, SoftLoss
+from tfopt.distillation.config import PARENT
+from tfopt.distillation.losses import fitting_loss
 from tfopt.distillation.teacher import check_inputs, inputs_by_name
-from tfopt.errors import ConfigError, UnsupportedModelError
-from tfopt.graph.keras_file import first_line
+from tfopt.errors import ConfigError, TfoptError, UnsupportedModelError
+from tfopt.graph.frozen import FrozenGraph, reason_of
 from tfopt.graph.output_ops import output_ops
 from tfopt.graph.unfolded import freeze_unfolded
 from tfopt.models.copying import copy_model
@@ -28,10 +31,11 @@ from tfopt.pruning.structured.shrink import find_groups
 from tfopt.runner.model_check import with_float_inputs
 from tfopt.settings.validation import check_type
 from tfopt.tasks.scorer import Scorer
+from tfopt.terminal import without_colors
 
-FEW, MOST_NAMED = 32, 3
+FEW, MANY, MOST_NAMED = 32, 32, 3
+NOISE = 1.05  # of a measured latency
 OF_VALUES = ("mean_absolute_error",)  # metrics whose outputs are no classes
-LOSSES_OF_VALUES = ("mean_", "huber", "log_cosh")
 
 
 def check_model(model: Any, data: Any, config: CompressionConfig) -> Mapping[str, float]:
@@ -69,27 +73,64 @@ def check_model(model: Any, data: Any, config: CompressionConfig) -> Mapping[str
 
 
 def check_examples(model: keras.Model, data: Examples, config: CompressionConfig) -> None:
-    """Runs and scores the model on a few examples.
+    """Runs and scores the model on a few examples, on more where these do not tell what the labels are.
 
     Raises:
-        ConfigError: They have other inputs; or the metric or the loss does not fit the labels.
+        ConfigError: There are no examples or labels, or they have other inputs; or the metric or the loss does not fit
+            the labels.
     """
     graph = freeze_unfolded(model, trusted=True)
-    check_inputs(data, graph, "model")
-    batch = next(iter(with_float_inputs(data.batches("validation", FEW), model)))
-    inputs, labels = batch[0], tf.nest.map_structure(np.asarray, batch[1])
-    given = {name: tf.cast(each, graph.inputs[name].dtype) for name, each in inputs_by_name(inputs, graph).items()}
-    outputs = graph.as_function()(**given)
-    arrays = {name: outputs[name].numpy() for name in graph.outputs}
-    Scorer(score_of(config.metric, data), labels, arrays, output_ops(graph)).check(arrays)
+    check_inputs(data, graph, "model", "data")
+    size = next(iter(graph.inputs.values())).shape[0] or FEW
+    batches = [*with_float_inputs(data.batches("validation", size), model).take(MANY)]
+    if not batches or len(batches[0]) < 2:
+        raise ConfigError(
+            f"data must have examples with labels to score. Received: {data.name!r}, "
+            f"{'whose examples have no labels' if batches else 'whose validation part is empty'}. Add some."
+        )
     try:
-        model.evaluate(*batch[:2], verbose=0)
-    except (ValueError, TypeError, tf.errors.OpError) as error:
-        shapes = keras.tree.map_structure(lambda each: tuple(each.shape), labels)
+        _score(graph, batches[:1], data, config.metric)
+    except ConfigError:
+        _score(graph, batches, data, config.metric)
+    try:
+        model.evaluate(*batches[0][:2], verbose=0)
+    except (TfoptError, tf.errors.ResourceExhaustedError):
+        raise
+    except (ValueError, TypeError, KeyError, tf.errors.OpError) as error:
+        shapes = keras.tree.map_structure(lambda each: tuple(each.shape), batches[0][1])
         raise ConfigError(
             f"data must have labels that the model's loss takes. Received: labels of shape {shapes} ("
-            f"{first_line(error).removesuffix('.')}). Compile the model with a loss for them."
+            f"{reason_of(without_colors(str(error))).removesuffix('.')}). Compile the model with a loss for them."
         ) from error
+
+
+def _score(graph: FrozenGraph, batches: Sequence[Any], data: Examples, metric: str) -> None:
+    function = graph.as_function()
+    found = []
+    for inputs, *_ in batches:
+        given = inputs_by_name(inputs, graph)
+        found.append(function(**{name: tf.cast(each, graph.inputs[name].dtype) for name, each in given.items()}))
+    outputs = {name: np.concatenate([each[name].numpy() for each in found]) for name in graph.outputs}
+    labels = keras.tree.map_structure(lambda *parts: np.concatenate(parts), *(batch[1] for batch in batches))
+    Scorer(score_of(metric, data), labels, outputs, output_ops(graph)).check(outputs)
+
+
+def check_reachable(smallest: Mapping[str, float], config: CompressionConfig) -> None:
+    """Raises ConfigError if the figures of the smallest model exceed a bound of size or speed."""
+    own = {name: value for name, value in smallest.items() if name != DROP}
+    budget = {name: bound * (NOISE if name.startswith("ms") else 1) for name, bound in config.budget.items()}
+    over = excess(own, budget)
+    if over:
+        words = "; ".join(
+            f"{name} {show_figure(name, config.budget[name])}, and the smallest model takes "
+            f"{show_figure(name, own[name])}, {show_figure(name, own[name] - config.budget[name])} above it"
+            for name in over
+        )
+        raise ConfigError(
+            f"The budget must be reachable on this machine. Received: {words} (max_ratio="
+            f"{config.shrink.max_ratio:g}, round_to={config.shrink.round_to}). Set a larger budget, a "
+            "larger max_ratio or a smaller round_to, or choose another format."
+        )
 
 
 def with_fitting_teacher(config: CompressionConfig, model: keras.Model) -> CompressionConfig:
@@ -101,18 +142,12 @@ def with_fitting_teacher(config: CompressionConfig, model: keras.Model) -> Compr
     taught = config.distillation
     if taught is None:
         return config
-    kind = "mse" if config.metric in OF_VALUES else _kind_of(model)
-    if taught.loss == "kl" and kind != "kl":
+    if taught.loss == "kl":
+        ops = output_ops(freeze_unfolded(model, trusted=True)).values()
+        losses = [each for each in keras.tree.flatten(model.loss) if each is not None] or [None]
+        fitting = {fitting_loss(op, loss) for op, loss in itertools.product(ops, losses)}
+        kind = "mse" if config.metric in OF_VALUES else fitting.pop() if len(fitting) == 1 else "kl"
         taught = replace(taught, loss=kind)
     teacher = model if taught.teacher == PARENT else taught.teacher
     distill(copy_model(model), teacher, taught.distillation())
     return replace(config, distillation=taught)
-
-
-def _kind_of(model: keras.Model) -> SoftLoss:
-    """Returns how a teacher teaches all outputs: "kl" unless all losses are for other outputs than classes."""
-    losses = [keras.losses.get(each) for each in keras.tree.flatten(model.loss) if each is not None]
-    names = [str(getattr(each, "name", None) or getattr(each, "__name__", "")) for each in losses]
-    if names and all(name.startswith("binary") for name in names):
-        return "binary"
-    return "mse" if names and all(name.startswith(LOSSES_OF_VALUES) for name in names) else "kl"

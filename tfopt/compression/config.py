@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated
 
 import tomli_w
@@ -105,10 +105,13 @@ class CompressionConfig:
                     f"{name} of a compression works at once. Received: {name} with "
                     f"{'training=True' if name == 'quantization' else 'rounds > 1'}. Leave it out."
                 )
-        if self.shrink != self.shrink.with_ratios({}):
+        plain = self.shrink.with_ratios({})
+        chosen = [each.name for each in fields(plain) if getattr(self.shrink, each.name) != getattr(plain, each.name)]
+        if chosen:
+            received = ", ".join(f"{name}={getattr(self.shrink, name)!r}" for name in chosen)
             raise ConfigError(
-                "The search of a compression chooses how many channels each group loses. Received: shrink with ratio, "
-                "ratios, a target or scope='global'. Leave them out; max_ratio bounds what a group may lose."
+                f"The search of a compression chooses how many channels each group loses. Received: shrink with "
+                f"{received}. Leave it out; max_ratio bounds what a group may lose."
             )
         taught = self.distillation
         if taught is not None and (taught.teacher_form or taught.teacher_cache):
@@ -155,6 +158,11 @@ def changes_in(recipe: Recipe) -> str:
     Example:
         >>> print(changes_in(Recipe(name="small", quantization=QuantizationConfig(observer="minmax"))))
         name = "small"
+        int8_nodes = "faster"
+        batch_sizes = [
+            1,
+            8,
+        ]
         shrink = false
         pruning = false
         clustering = false
@@ -165,7 +173,8 @@ def changes_in(recipe: Recipe) -> str:
         <BLANKLINE>
     """
     off = {stage: False for stage in stages(Recipe) if getattr(recipe, stage) is None}
-    return tomli_w.dumps({"name": recipe.name, **off, **changed_settings(recipe)})
+    nodes = {"int8_nodes": recipe.int8_nodes, "batch_sizes": list(recipe.batch_sizes)}
+    return tomli_w.dumps({"name": recipe.name, **nodes, **off, **changed_settings(recipe)})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,9 +91,11 @@ def _settings(config: CompressionConfig) -> dict[str, Any]:
 
 def _difference(earlier: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Returns in words what an earlier compression has of its own; nothing if it is the same."""
+    if "settings" not in earlier:
+        return "of an earlier version of tfopt"
     if earlier["compression"] != now["compression"]:
         return "of another model"
-    one, two = _by_stage(earlier.get("settings", {}), now["settings"])
+    one, two = _by_stage(earlier["settings"], now["settings"])
     names = sorted(name for name in one.keys() | two.keys() if one.get(name) != two.get(name))
     words = ", ".join(f"{name}={one.get(name)!r} in place of {two.get(name)!r}" for name in names[:MOST_NAMED])
     more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""

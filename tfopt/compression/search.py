@@ -30,17 +30,15 @@ from tfopt.compression.candidates import (
     why_give_up,
     why_leave_out,
 )
-from tfopt.compression.checks import check_examples, check_model, with_fitting_teacher
+from tfopt.compression.checks import check_examples, check_model, check_reachable, with_fitting_teacher
 from tfopt.compression.config import BYTES, DROP, MEMORY, CompressionConfig, changes_in, latency_at
 from tfopt.compression.directory import prepare
 from tfopt.compression.front import (
     CompressedModel,
     CompressionReport,
     TrialRecord,
-    excess,
     figures_of,
     front,
-    show_figure,
 )
 from tfopt.compression.trial import ARTIFACT, BASELINE, LOSSES, RECIPE, read_losses
 from tfopt.data import Examples
@@ -56,8 +54,8 @@ from tfopt.trials.study import STARTUP, Study
 STUDY, SENSITIVITY, REPORT, PLOT = "study.db", "sensitivity.json", "report.json", "front.svg"
 SMALLEST, UNSHRUNK = "smallest", "unshrunk"
 MOST_PROPOSALS = 8 * STARTUP  # of one call
+LEFT_OUT = "an earlier call left it out, for what it knew"
 TRIED = "a model with as many multiply-adds was tried"
-NOISE = 1.05  # of a measured latency
 UNKNOWN_LAYER = (
     "Layers of your own need keras.saving.register_keras_serializable, and a module that another process can import."
 )
@@ -128,13 +126,13 @@ def compress_from(
     folder = Path(directory)
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"directory must be a directory. Received: {str(folder)!r}, a file. Choose another name.")
-    smallest = read_outcome(folder / SMALLEST)
-    is_begun = smallest is not None and not smallest.failure
-    if not is_begun:
-        check_examples(model, data, config)
-    config = with_fitting_teacher(config, model)
-    config.recipe(SMALLEST, most).to_toml()  # raises for what another process cannot be given
     with exclusive(folder):
+        measured = [read_outcome(folder / name) for name in (SMALLEST, UNSHRUNK)]
+        is_begun = (folder / STUDY).is_file() or any(each is not None and not each.failure for each in measured)
+        if not is_begun:
+            check_examples(model, data, config)
+        config = with_fitting_teacher(config, model)
+        config.recipe(SMALLEST, most).to_toml()  # raises for what another process cannot be given
         prepare(folder, model, data, config, source, is_begun, on_step)
         return _Search(model, data, config, folder, most, start, on_step).run()
 
@@ -165,12 +163,18 @@ class _Search:
     def left_s(self) -> float:
         return self.config.time_limit_s - (time.monotonic() - self.start)
 
+    @property
+    def _by_time(self) -> str:
+        return f"by time_limit_s={self.config.time_limit_s:g}; the same call goes on"
+
     def run(self) -> CompressionReport:
         self.smallest = self._untrained(SMALLEST, self.most)
         self._check_reachable()
         self.unshrunk = self._untrained(UNSHRUNK, {})
         if self.left_s > 0 or (self.folder / STUDY).is_file():  # the report has what earlier calls have measured
             self._search()
+        else:
+            self.ended = self._by_time
         return self._report()
 
     def _search(self) -> None:
@@ -208,22 +212,11 @@ class _Search:
         return self._model_of(name, outcome.result)
 
     def _check_reachable(self) -> None:
-        """Raises ConfigError if the smallest model exceeds a bound of size or speed."""
-        own = {name: value for name, value in self.smallest.figures.items() if name != DROP}
-        budget = {name: bound * (NOISE if name.startswith("ms") else 1) for name, bound in self.config.budget.items()}
-        over = excess(own, budget)
-        if over:
+        try:
+            check_reachable(self.smallest.figures, self.config)
+        except ConfigError:
             (self.folder / SMALLEST / OUTCOME).unlink(missing_ok=True)  # a later call measures anew
-            words = "; ".join(
-                f"{name} {show_figure(name, self.config.budget[name])}, and the smallest model takes "
-                f"{show_figure(name, own[name])}, {show_figure(name, own[name] - self.config.budget[name])} above it"
-                for name in over
-            )
-            raise ConfigError(
-                f"The budget must be reachable on this machine. Received: {words} (max_ratio="
-                f"{self.config.shrink.max_ratio:g}, round_to={self.config.shrink.round_to}). Set a larger budget, a "
-                "larger max_ratio or a smaller round_to, or choose another format."
-            )
+            raise
 
     def _open_study(self) -> Study:
         optuna: Any = optional_package("optuna", "compress", "A compression")
@@ -242,7 +235,7 @@ class _Search:
         """Returns the number of the next trial; None at the end of the search."""
         seconds = [each.seconds for each in self.outcomes.values() if not each.failure]
         if self.left_s <= min(seconds, default=0.0):
-            self.ended = f"by time_limit_s={self.config.time_limit_s:g}; the same call goes on"
+            self.ended = self._by_time
             return None
         if self.config.max_trials is not None and len(self.outcomes) >= self.config.max_trials:
             self.ended = f"by max_trials={self.config.max_trials}; a call with more goes on"
@@ -342,7 +335,6 @@ class _Search:
             "run": str(self.folder.resolve()),
             "trial": str(own.resolve()),
             "metric": self.config.metric,
-            "batch_sizes": list(self.config.batch_sizes),
             "heals": why_give_up is not None,
             "modules": own_modules(self.model),
         }
@@ -391,7 +383,9 @@ class _Search:
                 reason = self._reason_to_leave_out(share) or (TRIED if is_near(share, self._tried) else "")
                 state = "open" if number in is_open and not reason else "left out"
                 if state == "open" and number in self.cut:
-                    reason = f"the time limit ended it after {self.cut[number]:.0f} s"
+                    reason = f"its time was over after {self.cut[number]:.0f} s"
+                elif state == "left out" and not reason:
+                    reason = LEFT_OUT
             records.append(
                 TrialRecord(number=number, settings=settings, multiply_adds=share, state=state, reason=reason)
             )

@@ -34,16 +34,13 @@ MODEL, DATA, BASELINE, ARTIFACT, RECIPE = "parent.keras", "data", "float32", "ar
 LOSSES = "losses.json"
 
 
-def run_trial(
-    run: str, trial: str, metric: str, batch_sizes: list[int], heals: bool, modules: list[str]
-) -> dict[str, Any]:
+def run_trial(run: str, trial: str, metric: str, heals: bool, modules: list[str]) -> dict[str, Any]:
     """Makes and measures the artifact of one trial.
 
     Args:
         run: Directory of the search, with the parent, the examples and the float32 artifact of the parent.
         trial: Directory of the trial, with its recipe.
         metric: Metric of the score, by its name.
-        batch_sizes: Numbers of examples in the timed calls.
         heals: Whether the model is trained after it has lost channels. Its size and speed do not depend on that.
         modules: The modules with layers and the loss of the model, which register them.
     Returns: The share of the multiply-adds that are left, and a receipt for each batch size.
@@ -76,7 +73,7 @@ def run_trial(
     )
     receipts = [
         verify(own / ARTIFACT, data=None if number else labelled, metric=score, batch_size=size)
-        for number, size in enumerate(batch_sizes)
+        for number, size in enumerate(recipe.batch_sizes)
     ]
     return {"multiply_adds": share, "receipts": [each.to_dict() for each in receipts]}
 

@@ -22,6 +22,11 @@ from tfopt.distillation.config import SoftLoss
 
 SMALLEST = 1e-7  # probabilities are kept this far from 0 and 1, as in Keras' losses
 SOFTMAX, SIGMOID = "Softmax", "Sigmoid"
+OF_BITS = (keras.losses.binary_crossentropy, keras.losses.binary_focal_crossentropy)
+OF_VALUES = (
+    *(keras.losses.mean_squared_error, keras.losses.mean_absolute_error, keras.losses.huber, keras.losses.log_cosh),
+    *(keras.losses.mean_absolute_percentage_error, keras.losses.mean_squared_logarithmic_error),
+)
 
 
 class TeacherLoss(keras.losses.Loss):
@@ -69,6 +74,20 @@ def targets_of(outputs: Sequence[Any], ops_of_outputs: Sequence[str], kind: Soft
             values = ops.sigmoid(logits_of(values, op) / temperature)
         targets.append(values)
     return ops.stop_gradient(sum(targets) / len(targets))
+
+
+def fitting_loss(op: str, loss: Any) -> SoftLoss:
+    """Returns the distance for an output that an op computes, and that a model trains with a loss of Keras.
+
+    Example:
+        >>> fitting_loss("Softmax", "binary_crossentropy"), fitting_loss("MatMul", "mse"), fitting_loss("MatMul", None)
+        ('kl', 'mse', 'kl')
+    """
+    if op in (SOFTMAX, SIGMOID):
+        return "kl" if op == SOFTMAX else "binary"
+    loss = keras.losses.get(loss)
+    function = getattr(loss, "fn", loss)  # Keras' classes wrap functions
+    return "binary" if function in OF_BITS else "mse" if function in OF_VALUES else "kl"
 
 
 def logits_of(outputs: Any, op: str) -> Any:

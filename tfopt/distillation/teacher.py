@@ -96,8 +96,8 @@ def _of_rank(value: Any, shape: tf.TensorShape) -> Any:
     return value
 
 
-def check_inputs(examples: Examples, model: FrozenGraph, role: str) -> None:
-    """Raises ConfigError unless examples have the inputs of a model, which is called by its role."""
+def check_inputs(examples: Examples, model: FrozenGraph, role: str, argument: str = "examples") -> None:
+    """Raises ConfigError unless examples, by the name of the argument, have the inputs of a model, by its role."""
     batch = examples.decoded("train").batch(1).element_spec[0]
     given: Mapping[str, Any] = {}
     if len(tf.nest.flatten(batch)) >= len(model.inputs):
@@ -107,7 +107,7 @@ def check_inputs(examples: Examples, model: FrozenGraph, role: str) -> None:
         if name not in given or not spec.shape.is_compatible_with(given[name].shape):
             found = "none" if name not in given else str(tuple(given[name].shape[1:]))
             raise ConfigError(
-                f"examples must have the inputs of the {role}. Received: {found} for {name!r} of {model.name!r}, "
+                f"{argument} must have the inputs of the {role}. Received: {found} for {name!r} of {model.name!r}, "
                 f"which takes {tuple(spec.shape[1:])}. Wrap the {role} in a keras.Model that takes what the examples "
                 "have."
             )

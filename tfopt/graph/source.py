@@ -29,6 +29,7 @@ from tfopt.graph.tables import REMEDY, read_tables
 from tfopt.graph.unsafe_ops import check_graph, check_saved_model
 from tfopt.graph.updates import drop_updates
 from tfopt.settings.validation import check_stored
+from tfopt.terminal import without_colors
 
 HALF = (tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum)
 FLOAT = tf.float32.as_datatype_enum
@@ -208,7 +209,7 @@ def _not_with_open_sizes(
     model: keras.Model, inputs: Sequence[tf.TensorSpec], error: Exception
 ) -> UnsupportedModelError:
     """Returns the error for a model whose Python code needs a size that is open, as UpSampling2D(bilinear) does."""
-    lines = [line.strip() for line in re.sub(r"\x1b\[\d+m", "", str(error)).splitlines() if line.strip()]
+    lines = [line.strip() for line in without_colors(str(error)).splitlines() if line.strip()]
     shapes = {spec.name: spec.shape.as_list() for spec in inputs}
     return UnsupportedModelError(
         f"Each layer must compute with the open sizes of the model's inputs, {shapes}. Received: {model.name!r} "

@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import Any
 
 from tfopt.errors import ConfigError, TfoptError, unknown_name
+from tfopt.terminal import without_colors
 
-COLORS = re.compile(r"\x1b\[\d*m")  # of Keras
 CODE = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_][\w.]*)")
 # Names such as keras:DenseNet121 are models of these libraries.
 LIBRARIES = ("keras", "keras_hub")
@@ -43,7 +43,7 @@ def import_code(kind: str, name: str) -> Any:
         3.0
     """
     module, _, path = name.partition(":")
-    found: Any = import_module(kind, module)
+    found: Any = import_module(kind, module, name)
     try:
         for part in path.split("."):
             found = getattr(found, part)
@@ -55,8 +55,8 @@ def import_code(kind: str, name: str) -> Any:
     return found
 
 
-def import_module(kind: str, name: str) -> ModuleType:
-    """Returns a module of the user by its name.
+def import_module(kind: str, name: str, given: str | None = None) -> ModuleType:
+    """Returns a module of the user by its name, which `given` holds.
 
     Raises:
         ConfigError: There is no such module, its own imports fail, or it ends the process.
@@ -67,18 +67,18 @@ def import_module(kind: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except SystemExit as error:
-        raise _ended(kind, name, error) from error
+        raise _ended(kind, given or name, error) from error
     except ImportError as error:
         if error.name is not None and not f"{name}.".startswith(f"{error.name}."):
             raise ConfigError(
-                f"{kind} must name a module whose own imports work. Received: {kind}={name!r} ({error}). "
+                f"{kind} must name a module whose own imports work. Received: {kind}={(given or name)!r} ({error}). "
                 "Install what it needs, or correct its imports."
             ) from error
-        raise _not_found(kind, name, error) from error
+        raise _not_found(kind, given or name, error) from error
     except (TypeError, ValueError) as error:
         if all(part.isidentifier() for part in name.split(".")):
             raise
-        raise _not_found(kind, name, error) from error
+        raise _not_found(kind, given or name, error) from error
 
 
 def _not_found(kind: str, name: str, error: Exception) -> ConfigError:
@@ -122,7 +122,7 @@ def call_named(
         if own or isinstance(error, TfoptError):
             raise
         given = f" for {positional}" if positional else ""
-        words = " ".join(COLORS.sub("", str(error)).split())
+        words = " ".join(without_colors(str(error)).split())
         raise ConfigError(
             f"arguments must have values that {kind} {named!r} accepts{given}. "
             f"Received: arguments={dict(arguments)} ({words}). Correct the values."

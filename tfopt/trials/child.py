@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import sys
 import threading
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from tfopt.atomic.files import write_text
 from tfopt.settings.calls import import_code
+from tfopt.terminal import without_colors
 
 REQUEST, ANSWER = "request.json", "answer.json"
 
@@ -24,8 +24,7 @@ def answer(directory: Path) -> None:
         found = {"result": import_code("function", request["function"])(**request["arguments"])}
     except Exception as error:  # noqa: BLE001 - whatever a trial raises is its outcome
         traceback.print_exc()
-        plain = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # Keras' errors have bold words
-        found = {"error": f"{type(error).__name__}: {plain}"}
+        found = {"error": f"{type(error).__name__}: {without_colors(str(error))}"}
     write_text(directory / ANSWER, json.dumps(found))
 
 

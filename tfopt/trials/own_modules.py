@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-import keras
+import json
+from typing import Any
 
-from tfopt.compat.layers import layers_inside
+import keras
 
 
 def own_modules(model: keras.Model) -> list[str]:
-    """Returns the modules that have a model's layers and its loss, without Keras' own.
+    """Returns the modules that have what a model's file names, such as its layers and its loss, without Keras' own.
 
-    Keras reads only classes that are registered, and they register when their modules are imported.
+    Keras reads only what is registered, which happens when the module is imported.
 
     Example:
         >>> own_modules(keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]))
         []
     """
-    own = [*layers_inside(model), getattr(model, "loss", None)]
-    names = {getattr(each, "__module__", None) or "" for each in own}
-    return sorted(each for each in names if each.split(".")[0] not in ("", "keras", "builtins", "__main__"))
+    found: set[str] = set()
+
+    def note(config: dict[str, Any]) -> dict[str, Any]:
+        if "class_name" in config and isinstance(config.get("module"), str):
+            found.add(config["module"])
+        return config
+
+    json.loads(model.to_json(), object_hook=note)
+    return sorted(each for each in found if each.split(".")[0] not in ("", "keras", "builtins", "__main__"))

@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from tfopt.compat.tensorflow import words_of
 from tfopt.errors import ConfigError, TfoptError, TrainingError
+from tfopt.terminal import without_colors
 
 _OF_FILES = (tf.errors.DataLossError, tf.errors.NotFoundError, tf.errors.PermissionDeniedError)
 _READS = ("Decode", "Parse", "Read")  # how the names of operations begin that read or decode
@@ -36,7 +37,6 @@ _INDEX = re.compile(r"indices\[([\d,]*)\] = (-?\d+) is not in \[0, (\d+)\)")
 _TEXT = re.compile(r"Cast string to \w+ is not supported")
 _NO_NUMBERS = re.compile(r"Invalid dtype: (str\d*|bytes\d*|object)")
 _NO_CLASS_WEIGHT = "`class_weight` is only supported for Models with a single output."
-_COLORS = re.compile(r"\x1b\[\d*m")
 
 
 def explained(error: tf.errors.OpError, class_weight: Any, checkpoint: str) -> TfoptError | None:
@@ -132,7 +132,7 @@ def explain_specs(error: Exception, model: keras.Model, batch: tuple[Any, Any, A
             f"single output has a loss or metric. Add them to the labels, or train "
             f"keras.Model(model.inputs, [...]) with the labelled outputs only."
         )
-    words = _COLORS.sub("", str(error)).split("Arguments received by")[0]
+    words = without_colors(str(error)).split("Arguments received by")[0]
     lines = [line.strip() for line in words.splitlines() if line.strip() and "Exception encountered" not in line]
     of_model = f"{_shapes(getattr(model, 'inputs', None) or []) or 'unknown'} and outputs "
     of_model += _shapes(_outputs(model)) or "unknown"
