@@ -1,4 +1,4 @@
-"""The measured tables of batch sizes: the noise scale against the exact one, its cost, and scaled learning rates."""
+"""The measured tables of tuning: speeds, the noise scale against the exact one, its cost, and scaled learning rates."""
 
 from __future__ import annotations
 
@@ -45,4 +45,25 @@ def scaled() -> Table:
     return rows
 
 
-TABLES = {"noise scales": noise_scales, "the cost of noise scales": cost, "scaled rates": scaled}
+STARTS = {"scripts": "script, as it is", "keras": "recipe, as Keras compiles it", "recipes": "recipe"}
+
+
+def speeds() -> Table:
+    rows = [["training", "start", "changed", "trials", "search", "ended by", "faster", "least and most"]]
+    found = read("speed_tuning")
+    for kind, start in STARTS.items():
+        for name, each in found.get(kind, {}).get("cases", {}).items():
+            ratio, changes = each["ratio"], ", ".join(f"{key}={value}" for key, value in each["changes"].items())
+            ended = "time" if each["ended_by"].startswith("minutes") else "nothing left"
+            measured = [f"{ratio['median']:.2f}x", f"{ratio['least']:.2f}x to {ratio['most']:.2f}x"]
+            cells = [changes or "nothing", str(each["trials"]), f"{each['seconds']:.0f} s", ended]
+            rows.append([f"`{name}`", start, *cells, *measured])
+    return rows
+
+
+TABLES = {
+    "tuned speeds": speeds,
+    "noise scales": noise_scales,
+    "the cost of noise scales": cost,
+    "scaled rates": scaled,
+}

@@ -37,7 +37,8 @@ TESTS = Path(__file__).parent
 UNOPTIMIZED = [
     TESTS / each
     for each in (
-        *("data", "models", "reporting", "runner", "scripts", "tasks"),
+        *("advisor", "clustering", "data", "distillation", "models", "pruning"),
+        *("reporting", "runner", "scripts", "tasks"),
         *("training/checkpointing", "training/distributed", "training/pipeline_parallel", "training/step"),
         *("training/test_counted_losses.py", "training/test_losses.py", "training/test_steps_per_epoch.py"),
     )
