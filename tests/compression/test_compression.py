@@ -6,18 +6,20 @@ from dataclasses import replace
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 import tfopt
 from tfopt.cli import main
 from tfopt.cli.compress import _of_recipe
 from tfopt.cli.exit_codes import WRONG_USE
-from tfopt.compression.checks import with_fitting_teacher
+from tfopt.compression.checks import check_examples, with_fitting_teacher
 from tfopt.compression.config import BYTES, DROP, MEMORY, CompressionConfig, changes_in
 from tfopt.compression.directory import prepare
 from tfopt.compression.front import CompressedModel, CompressionReport, figures_of, front
 from tfopt.compression.search import compress
 from tfopt.compression.trial import LOSSES, MODEL, export_config, score_of
+from tfopt.data import Examples
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.pruning import StructuredPruningConfig
 from tfopt.recipe import Recipe
@@ -194,6 +196,25 @@ def test_the_teacher_teaches_as_the_models_own_loss_does(outputs, loss, metric, 
     assert found.distillation.loss == kind
     own = tfopt.distillation.TeacherConfig(loss="mse")
     assert with_fitting_teacher(replace(found, distillation=own), model).distillation is own
+
+
+def test_a_few_examples_are_tried_and_more_where_these_do_not_tell_what_labels_are():
+    model = keras.Sequential([keras.Input((6,), batch_size=16), layers.Dense(8), layers.Dense(4, "sigmoid")])
+    model.compile("sgd", "binary_crossentropy")
+    x, y = np.zeros((160, 6)), np.eye(4, dtype="float32")[np.zeros(160, int)]
+
+    def data(*arrays):
+        found = tf.data.Dataset.from_tensor_slices(arrays if len(arrays) > 1 else arrays[0])
+        return Examples(name="mine", train=found, test=found, outputs=4)
+
+    with pytest.raises(ConfigError, match="one class or several labels"):
+        check_examples(model, data(x, y), CONFIG)
+    y[150, 1] = 1
+    check_examples(model, data(x, y), CONFIG)
+    with pytest.raises(ConfigError, match="'mine', whose validation part is empty"):
+        check_examples(model, replace(data(x, y), test=data(x, y).test.filter(lambda *_: False)), CONFIG)
+    with pytest.raises(ConfigError, match="'mine', whose examples have no labels"):
+        check_examples(model, data((x,)), CONFIG)
 
 
 def test_what_cannot_be_searched_is_said_at_once(tmp_path):

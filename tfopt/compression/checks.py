@@ -82,26 +82,31 @@ def check_examples(model: keras.Model, data: Examples, config: CompressionConfig
     graph = freeze_unfolded(model, trusted=True)
     check_inputs(data, graph, "model", "data")
     size = next(iter(graph.inputs.values())).shape[0] or FEW
-    batches = [*with_float_inputs(data.batches("validation", size), model).take(MANY)]
-    if not batches or len(batches[0]) < 2:
+    batches = with_float_inputs(data.batches("validation", size), model)
+    first: tuple[Any, ...] = next(iter(batches.take(1)), ())
+    if len(first) < 2:
         raise ConfigError(
             f"data must have examples with labels to score. Received: {data.name!r}, "
-            f"{'whose examples have no labels' if batches else 'whose validation part is empty'}. Add some."
+            f"{'whose examples have no labels' if first else 'whose validation part is empty'}. Add some."
         )
     try:
-        _score(graph, batches[:1], data, config.metric)
+        _score(graph, [first], data, config.metric)
     except ConfigError:
-        _score(graph, batches, data, config.metric)
+        alike = [each for each in batches.take(MANY) if _shapes(each[1]) == _shapes(first[1])]
+        _score(graph, alike, data, config.metric)
     try:
-        model.evaluate(*batches[0][:2], verbose=0)
+        model.evaluate(*first[:2], verbose=0)
     except (TfoptError, tf.errors.ResourceExhaustedError):
         raise
     except (ValueError, TypeError, KeyError, tf.errors.OpError) as error:
-        shapes = keras.tree.map_structure(lambda each: tuple(each.shape), batches[0][1])
         raise ConfigError(
-            f"data must have labels that the model's loss takes. Received: labels of shape {shapes} ("
+            f"data must have labels that the model's loss takes. Received: labels of shape {_shapes(first[1])} ("
             f"{reason_of(without_colors(str(error))).removesuffix('.')}). Compile the model with a loss for them."
         ) from error
+
+
+def _shapes(values: Any) -> Any:
+    return keras.tree.map_structure(lambda each: tuple(each.shape), values)
 
 
 def _score(graph: FrozenGraph, batches: Sequence[Any], data: Examples, metric: str) -> None:
