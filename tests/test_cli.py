@@ -274,14 +274,22 @@ runpy.run_module("tfopt", run_name="__main__")
     assert (ended.returncode, ended.stdout, ended.stderr) == (-signal.SIGINT, "", "")
 
 
-def test_a_module_is_imported_before_the_command_and_the_words_of_a_script_stay(failing, capsys, monkeypatch):
+def test_a_module_is_imported_before_the_command_and_the_words_of_a_script_stay(failing, monkeypatch):
+    monkeypatch.delitem(sys.modules, "this", raising=False)
     seen = []
-    failing(lambda words: seen.append(words) or 0)
+    failing(lambda words: seen.append((words, "this" in sys.modules)) or 0)
     assert main(["--import", "this", "fail", "--more"]) == 0
-    assert "this" in sys.modules
-    assert main(["fail", "--more", "--import", "json"]) == 0
-    assert seen == [["--more"]] * 2
-    assert entry._own(["--import", "json", "accelerate", "train.py", "--json"]) == ["--import", "json"]
+    assert main(["fail", "--import", "json", "--more"]) == 0
+    assert seen == [(["--more"], True)] * 2
+    for words, expected in [
+        ("--import a accelerate train.py --import b", ("accelerate train.py --import b", "a")),
+        ("tune --import a --json train.py --import b", ("tune --json train.py --import b", "a")),
+        ("doctor --import a train.py", ("doctor train.py", "a")),
+        ("launch --import a train.py", ("launch --import a train.py", "")),
+        ("monitor --import a -- program --import b", ("monitor -- program --import b", "a")),
+    ]:
+        left, modules = entry._without_imports(words.split())
+        assert (" ".join(left), " ".join(modules)) == expected
 
 
 def test_a_traceback_is_shown_on_demand_only(failing, capsys):

@@ -141,6 +141,13 @@ def test_a_metric_of_keras_begins_anew_each_time():
     assert scorer.value({"y": 1 - outputs["y"]}) == 0.25
 
 
+def test_sums_that_branch_again_and_again_are_looked_at_once():
+    total = x = keras.Input((3,))
+    for _ in range(60):
+        total = total + 0.5 * total
+    assert output_ops(freeze(keras.Model(x, total))) == {"output_0": "AddV2"}
+
+
 def test_the_op_that_computes_an_output():
     x = keras.Input((6, 4))
     dense = layers.Dense(3)(x)

@@ -6,7 +6,6 @@ TensorFlow takes seconds to import, so a command imports it only after its words
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import signal
 import sys
@@ -148,14 +147,10 @@ def _discard_output() -> None:
 
 
 def _run(words: list[str]) -> int:
+    words, modules = _without_imports(words)
     own, of_script = list(_own(words)), words[len(_own(words)) :]
     show_traceback, allow_code = "--traceback" in own, FLAG in own
     own = [word for word in own if word not in ("--traceback", FLAG)]
-    modules: list[str] = []
-    while IMPORT in own[:-1]:
-        place = own.index(IMPORT)
-        modules.append(own[place + 1])
-        del own[place : place + 2]
     words = own + of_script
     if not words or words[0] in ("-h", "--help"):
         say(HELP, end="")
@@ -181,10 +176,22 @@ def _run(words: list[str]) -> int:
         return report_error(error, as_json="--json" in _own(words), show_traceback=show_traceback)
 
 
+def _without_imports(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Returns the words without `--import NAME`, and the names. A script or a program keeps its own."""
+    left, modules = list(words), list[str]()
+    while IMPORT in left[:-1]:
+        place = left.index(IMPORT)
+        rest = left[:place] + left[place + 2 :]
+        if place > len(_own(rest)):
+            break
+        modules.append(left[place + 1])
+        left = rest
+    return left, modules
+
+
 def _own(words: Sequence[str]) -> Sequence[str]:
     """Returns the words that are tfopt's own, and not those of a script or a program."""
-    of_flag = [word for flag, word in itertools.pairwise(words) if flag == IMPORT]
-    command = next((word for word in words if not word.startswith("-") and word not in of_flag), None)
+    command = next((word for word in words if not word.startswith("-")), None)
     if command in OF_SCRIPTS:
         return words[: words.index(command)]
     if command == "monitor" and "--" in words:

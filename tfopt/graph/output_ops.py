@@ -45,17 +45,18 @@ def _op_and_factor(name: str, nodes: Mapping[str, Any]) -> tuple[str, float]:
         return _op_and_factor(variable[0], nodes)
     if op not in (*SUMS, *BOUNDS, "Mul", "RealDiv") or not variable or (len(variable) > 1 and op not in SUMS):
         return op, 1.0
-    found = [_op_and_factor(each, nodes) for each in variable]
-    computing = {each for each, _ in found}
-    if len(computing) > 1 or not computing <= set(OF_PROBABILITIES):
-        return op, 1.0
-    factor = sum(each for _, each in found)
+    computing, factor = "", 0.0
+    for each in variable:
+        found, own = _op_and_factor(each, nodes)
+        if found not in OF_PROBABILITIES or computing not in ("", found):
+            return op, 1.0  # at once: the sums of a residual network branch again and again
+        computing, factor = found, factor + own
     if op in ("Mul", "RealDiv"):
         value = tf.make_ndarray(_origin(constants[0], nodes).attr["value"].tensor)
         if value.size != 1 or not value.any() or (op == "RealDiv" and inputs[0] in constants):
             return op, 1.0
         factor *= float(value.item()) if op == "Mul" else 1 / float(value.item())
-    return computing.pop(), factor
+    return computing, factor
 
 
 def _origin(name: str, nodes: Mapping[str, Any]) -> Any:

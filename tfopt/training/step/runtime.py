@@ -90,13 +90,13 @@ class Runtime:
         own = type(self.model).test_step is not keras.Model.test_step  # the model evaluates in its own way
         wrap(self.model, self._call, *(name for name in METHODS if not (own and name == "make_test_function")))
 
+    @raised_safely(CTRL_C)
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         if compile_config(self.model) is not self._compiled:  # model.compile was called after tfopt.compile
             uninstall(self.model)
             return getattr(self.model, name)(*args, **kwargs)
         return getattr(self, "build" if name == BUILD else name)(*args, **kwargs)
 
-    @raised_safely(CTRL_C)
     def fit(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         call = MethodCall(self.model, "fit", args, kwargs)
         if isinstance(call.get("x"), tf.data.Dataset) and call.get("shuffle") is None and call.names("shuffle"):
@@ -154,7 +154,6 @@ class Runtime:
         of_keras = () if "make_test_function" in vars(self.model) else ("test_function",)
         return steps_per_execution(self.model, 1, "predict_function", *of_keras)
 
-    @raised_safely(CTRL_C)
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         call = MethodCall(self.model, "evaluate", args, kwargs)
         is_own = "make_test_function" not in vars(self.model)
@@ -163,7 +162,6 @@ class Runtime:
         with dividing, islands, self._guard.explaining(), replaced(self, _evaluation=None):
             return call.run()
 
-    @raised_safely(CTRL_C)
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         call = MethodCall(self.model, "predict", args, kwargs)
         dividing = self._dividing(call.get("steps"), "predict_function")
