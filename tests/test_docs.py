@@ -25,7 +25,7 @@ def test_the_index_has_no_python_of_its_own():
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if blocks(page, "python") and page != INDEX], ids=lambda page: page.name
 )

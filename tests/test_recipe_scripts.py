@@ -95,7 +95,7 @@ def test_a_script_runs_in_a_process_of_its_own(tmp_path, fresh_python):
 
 
 @pytest.mark.slow
-@pytest.mark.one_in(3)  # the audit traces the steps of all, and other tests run each stage and each network
+@pytest.mark.one_in(6)  # the audit traces the steps of all, and other tests run each stage and each network
 @pytest.mark.parametrize("name", [name for name in RECIPES if name != "digits_cnn"])
 def test_the_quick_run_exports_artifacts_that_verify(name, tmp_path, monkeypatch):
     """The quick run with an epoch of each phase, in this process: an import of TensorFlow takes as long as an epoch."""

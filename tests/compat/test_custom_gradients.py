@@ -47,6 +47,7 @@ STEPS = {
 COMPILED = [kind for kind in STEPS if "XLA" in kind]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "kind", [pytest.param(kind, marks=pytest.mark.slow) if kind in COMPILED else kind for kind in STEPS]
 )

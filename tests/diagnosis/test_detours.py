@@ -57,6 +57,7 @@ def test_a_network_called_for_each_step_is_found_with_what_one_call_saves(frames
     assert found.advice.endswith("such as Dense")
 
 
+@pytest.mark.slow
 def test_the_loops_of_both_directions_are_found_and_unrolled_for_the_experiment_alone():
     both = layers.Bidirectional(layers.SimpleRNN(4))
     model = keras.Sequential([keras.Input((STEPS, 3)), both, layers.Dense(1)])

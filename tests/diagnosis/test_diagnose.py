@@ -77,6 +77,7 @@ def slow_step():
     return model
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("part", "run"),
@@ -179,6 +180,7 @@ def without_end(model):
     return model.fit(endless, epochs=5, steps_per_epoch=7, verbose=0)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("options", "train"),
     [

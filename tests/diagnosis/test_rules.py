@@ -533,6 +533,7 @@ print(len(seen.resident_bytes), seen.functions, found if isinstance(found, str) 
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("grows", [True, False])
 def test_memory_that_grows_from_predict_to_predict_is_named(grows, fresh_python):
     """In a process of its own, for the same reason."""

@@ -475,6 +475,7 @@ def no_room(request, tmp_path):
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("decode", ["load", "call"])
 def test_no_room_for_the_artifact(decode, no_room):
     """In constants, which Python writes, and in variables, which a kernel writes."""

@@ -51,6 +51,7 @@ def ops(graph):
     return [node.op for node in graph.graph_def.node]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 20))])
 def test_two_hundred_random_layers_compute_what_keras_computes(part):
     inputs, outputs, values = [], [], []
@@ -132,6 +133,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_convolutions_without_xla(name):
     layer, shape = OTHERS[name]()

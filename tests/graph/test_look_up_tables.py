@@ -64,6 +64,7 @@ MODELS = {
 ALIKE = ("string look-up", "tf-idf")  # as "from a file", and "text vectorization"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in MODELS]
 )

@@ -141,6 +141,7 @@ def keras_model(function):
     return keras.Model(inputs, keras.layers.Lambda(function, output_shape=(2,), name="own")(inputs), name="mine")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "function",
     [

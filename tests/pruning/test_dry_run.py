@@ -27,6 +27,7 @@ def bytes_of(model):
     return b"".join(variable.numpy().tobytes() for variable in model.variables)
 
 
+@pytest.mark.slow
 def test_zeros_buy_bytes_and_no_speed():
     model, pruned = dense(), dense()
     before = bytes_of(model)

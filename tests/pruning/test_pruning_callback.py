@@ -85,6 +85,7 @@ FAST_SETTINGS = (
 )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", some_fast(SETTINGS, FAST_SETTINGS))
 def test_zeros_hold_after_every_step(name, two_replicas):
     settings = dict(SETTINGS[name])
@@ -264,6 +265,7 @@ FAST_BREAKS = (
 )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", some_fast(BREAKS, FAST_BREAKS))
 def test_a_fit_continued_after_a_break_ends_as_one_without(name):
     step, steps_per_execution, settings = BREAKS[name]

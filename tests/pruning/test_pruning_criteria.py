@@ -221,6 +221,7 @@ SCORES = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("criterion", SCORES)
 def test_the_weights_with_the_lowest_scores_are_pruned(criterion):
     model = compiled(network())
@@ -278,6 +279,7 @@ WRONG = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_data_and_models_are_refused_before_anything_changes(name):
     build, data, error, message = WRONG[name]

@@ -124,6 +124,7 @@ def layer_kinds():
     }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("pattern", [pytest.param("unstructured", marks=pytest.mark.slow), "2:4", "4x4"])
 @pytest.mark.parametrize("kind", layer_kinds())
 def test_every_kind_of_layer_gets_the_exact_number_of_zeros(kind, pattern):
@@ -164,6 +165,7 @@ def small():
 X, Y = RANDOM.normal(size=(64, 8, 8, 8)).astype("f4"), RANDOM.normal(size=(64, 4)).astype("f4")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("settings", "total"),
     [

@@ -196,6 +196,7 @@ IN_DEPTH = (
 )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in IN_DEPTH else name for name in CELLS]
 )

@@ -93,6 +93,7 @@ def test_no_figure_is_ever_cut():
             assert float(figure) in {0.0612, 0.0812, 0.9812, 0.9712}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("width", [20, 40, 60, WIDTH])
 def test_the_line_fills_the_terminal_so_that_other_output_starts_a_new_one(model, width):
     file, progress = terminal(width)

@@ -118,6 +118,7 @@ RUNS = {
 SLOW = ("language_model", "multi_label_classification", "regression", "segmentation")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("task", [pytest.param(task, marks=[pytest.mark.slow] * (task in SLOW)) for task in RUNS])
 def test_a_task_runs_from_training_to_the_report(task, tmp_path):
     data, builder, epochs, name, reference, reached = RUNS[task]

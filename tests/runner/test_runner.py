@@ -490,6 +490,7 @@ def taught(tmp_path_factory):
     return run(recipe, console=console), printed(console), recipe, directory
 
 
+@pytest.mark.slow
 def test_a_teacher_that_is_a_recipe_is_trained_first_and_its_score_stands_beside_the_students(taught):
     result, words, _, directory = taught
     assert [phase.name for phase in result.report.phases] == ["teacher", "train", "cluster"]

@@ -13,6 +13,7 @@ from tfopt.errors import ConfigError, TrainingError
 from tfopt.scripts.doctor import diagnose_script
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["functional", "own_train_step", "custom_loop"])
 def test_an_unmodified_script_computes_the_same(tmp_path, name, fresh_python):

@@ -94,6 +94,7 @@ def check(found, expected):
     assert found[1:] == pytest.approx(expected[1:], rel=1e-5)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("make", [masked, weighted, pytest.param(two_losses, marks=pytest.mark.slow)])
 def test_micro_batches_give_what_the_whole_batch_gives(make):
     check(ours(make, accumulate=4), plain(make))

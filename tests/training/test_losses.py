@@ -95,6 +95,7 @@ def test_losses_of_single_outputs_on_one_device_and_in_stages(settings, expected
     check(expected, **settings)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",

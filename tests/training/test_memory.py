@@ -113,6 +113,7 @@ def train(make, scope, *, jit_compile=False, strategy=None, policy="float32"):
     return model.get_weights()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("mode", REMAT_MODES)
 @pytest.mark.parametrize(
     ("setting", "make"),

@@ -227,6 +227,7 @@ def noisy_reference():
     return plain(noisy_model, *NOISY, epochs=2, **figures())
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("steps", [1, 10])
 def test_on_one_device_the_step_is_keras_own_bit_for_bit(steps, noisy_reference):
     reference, expected = noisy_reference

@@ -286,6 +286,7 @@ def test_a_half_precision_model_computes_in_half_and_ends_in_float32(precision):
     assert model.output.dtype == "float32"
 
 
+@pytest.mark.slow
 def test_the_pipeline_of_a_recipe_augments_as_the_recipe_does():
     images = np.random.default_rng(0).random((32, 8, 8, 1), dtype=np.float32)
     examples = arrays(images, np.arange(32) % 2)

@@ -57,6 +57,7 @@ def train(form, directory, callbacks=()):
     return model
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("form", ["unknown", "endless", pytest.param("known", marks=pytest.mark.slow)])
 def test_a_stopped_training_goes_on_with_the_next_batch(form, tmp_path):
     whole = train(form, tmp_path / "whole")

@@ -59,6 +59,7 @@ FAILS = {
 QUICK = ("mixup", "bicubic", "rotation", "lookup")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case not in QUICK)) for case in FAILS])
 def test_a_layer_named_as_a_blocker_does_fail_and_the_error_leads_back_to_it(case):
     make, x, operation = FAILS[case]
@@ -71,6 +72,7 @@ def test_a_layer_named_as_a_blocker_does_fail_and_the_error_leads_back_to_it(cas
     assert "\n" not in cause
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "make",
     [

@@ -63,6 +63,7 @@ def tried(workload, trial, limit, folder):
     return call_apart("tfopt.tuning.trial:train", arguments, folder, 120.0)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("hard", [False, True])
 def test_the_largest_batch_trains_and_a_tenth_more_does_not(tmp_path, hard):

@@ -160,6 +160,7 @@ def test_the_data_stays_as_the_script_made_it():
         training(x=(each for each in data))
 
 
+@pytest.mark.slow
 def test_a_stall_makes_no_short_epoch_a_window():
     model, asked = compiled(), []
 

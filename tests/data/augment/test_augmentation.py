@@ -58,6 +58,7 @@ def test_every_setting_that_changes_examples_is_in_the_table():
     }
 
 
+@pytest.mark.one_in(2)
 @SOME_FAST
 def test_the_result_is_the_same_eagerly_in_tf_data_and_in_a_traced_step_of_open_sizes(settings):
     augment = augmentation_of(settings)
@@ -139,6 +140,7 @@ def test_uint8_images_are_changed_as_floating_point_images(settings):
     np.testing.assert_allclose(levels, floats * 255, atol=0.51)
 
 
+@pytest.mark.one_in(2)
 @EVERY
 def test_all_images_of_an_example_get_the_same_change_and_other_inputs_none(settings):
     if {"mixup", "cutmix"} & {*settings}:

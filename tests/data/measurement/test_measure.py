@@ -104,6 +104,7 @@ def waited_ms(dataset, step_ms, batches=30):
     return 1e3 * float(np.mean(waits[batches // 3 :]))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("make", PIPELINES, ids=lambda make: make.__name__)
 def test_the_slowed_stage_is_named(make):
@@ -113,6 +114,7 @@ def test_the_slowed_stage_is_named(make):
     assert f"{report.slowest} " in str(report)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(("make", "step_ms"), [(slow_generator, 9), (slow_decode, 2), (slow_filter, 9)])
 def test_the_wait_is_that_of_a_loop_with_steps(make, step_ms):
@@ -141,6 +143,7 @@ def test_a_slow_stage_and_the_wait_for_it_are_found():
     assert report.to_dict()["stages"][2]["outputs_per_batch"] == 4
 
 
+@pytest.mark.slow
 def test_a_fast_pipeline_needs_no_change():
     x = np.zeros((256, 8), "float32")
     counter = EpochCounter()
@@ -172,6 +175,7 @@ def test_what_is_no_data_set_of_batches_is_refused():
         measure(numbers(3).filter(lambda number: number > 5).batch(2), seconds=0.1)
 
 
+@pytest.mark.slow
 def test_a_data_set_that_cannot_be_taken_apart_is_measured_as_a_whole():
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     dataset = numbers(100).map(lambda number: tf.cast([number], tf.float32)).batch(4)

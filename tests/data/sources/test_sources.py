@@ -60,6 +60,7 @@ def test_every_class_has_its_share_in_both_parts(test_fraction):
     assert np.abs(held_out - total * test_fraction).max() <= 1
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("source", ["diabetes", "digits", "digit_masks", "synthetic"])
 def test_a_source_gives_the_same_each_time_and_another_split_by_another_seed(source):
     assert equal(SOURCES[source](), SOURCES[source]())

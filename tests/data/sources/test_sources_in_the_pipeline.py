@@ -109,6 +109,7 @@ def unpadded(batches, examples: Examples):
 FAST = ("of_images", "of_csv", "of_text", "of_text_classes")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in SOURCES_BY_NAME]
 )

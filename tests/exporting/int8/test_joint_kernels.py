@@ -159,6 +159,7 @@ QUICK = (reduction, upsampled, with_an_offset, pooled)
 CASES = [pytest.param(each, marks=() if each in QUICK else pytest.mark.slow, id=each.__name__) for each in MODELS]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("topology", CASES)
 def test_concatenations_move_bytes_and_change_nothing(topology):
     quantized = tfopt.quantize(build(topology), PLAIN, calibration_data=images())
@@ -188,6 +189,7 @@ def a_part_in_float(x):
     return head(conv(concat(conv(x), layers.Activation("tanh")(x))))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("topology", [different_ranges, different_signs, no_kernel_reads_it, a_part_in_float])
 def test_concatenations_that_stay_float(topology):
     model, x = build(topology), images()

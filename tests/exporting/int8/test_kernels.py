@@ -289,6 +289,7 @@ def test_matrix_product(shape, form, activation, bias, followed, magnitude, seed
         np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5 * np.abs(reference).max() + rounding)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("activation", ["relu", "relu6"])
 @pytest.mark.parametrize("seed", range(2))

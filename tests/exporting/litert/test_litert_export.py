@@ -54,6 +54,7 @@ def named(model, values):
     return {tensor.name: value for tensor, value in zip(model.inputs, values, strict=True)}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("make", [one_loop, attention, *slow(images, sequences, tokens, one_axis, upwards, products)])
 def test_the_file_computes_what_the_model_computes(make, tmp_path):
     keras.utils.set_random_seed(1)
@@ -72,6 +73,7 @@ def test_the_file_computes_what_the_model_computes(make, tmp_path):
     assert not [name for _, _, name in operators(read(str(tmp_path / "a" / "model.tflite"))) if name.startswith("Flex")]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("make", [images, *slow(sequences, tokens, attention, one_axis, upwards, products)])
 def test_int8_nodes_have_the_integers_of_the_annotated_graph_and_compute_it(make, tmp_path):
     keras.utils.set_random_seed(1)

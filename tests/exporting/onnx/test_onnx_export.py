@@ -35,6 +35,7 @@ def run(directory, inputs):
     return dict(zip(names, session.run(names, inputs), strict=True))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("make", MODELS)
 def test_the_file_computes_what_the_model_computes(make, tmp_path):
     keras.utils.set_random_seed(1)
@@ -51,6 +52,7 @@ def test_the_file_computes_what_the_model_computes(make, tmp_path):
     onnx.checker.check_model(onnx.load(tmp_path / "a" / "model.onnx"), full_check=True)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("make", "tensorrt"),
     [

@@ -97,6 +97,7 @@ def _accept(directory):
     (directory / "manifest.json").write_text(json.dumps(with_checksum(manifest)))
 
 
+@pytest.mark.slow
 def test_the_commands_write_and_measure_it(artifacts, tmp_path, capsys):
     out = str(tmp_path / "out")
     assert main(["export", str(artifacts / "model.keras"), out, "--format", "onnx", "--precision", "float16"]) == 0
@@ -153,6 +154,7 @@ def test_formats_before_one_that_is_refused_stay_and_a_fixed_batch_of_keras_is_o
     assert read_manifest(tmp_path / "saved_model").signature.inputs["matrix"].shape == (None, 3, 3)
 
 
+@pytest.mark.slow
 def test_a_file_gives_several_inputs_by_their_names(tmp_path, capsys):
     inputs = [keras.Input((6,), name="image"), keras.Input((2,), name="meta-data")]
     hidden = layers.Dense(32, activation="relu")(layers.Concatenate()(inputs))

@@ -67,6 +67,7 @@ def test_each_int8_node_runs_an_int8_kernel_and_computes_the_annotated_graph(mak
         assert np.sqrt(np.mean(np.square(value - reference[name]))) <= 0.02 * scale
 
 
+@pytest.mark.slow
 def test_strided_products_of_one_tensor_run_int8_kernels(tmp_path):
     """As in the first block of a residual stage. OpenVINO moves their stride, which left them in float32."""
     keras.utils.set_random_seed(1)
@@ -103,6 +104,7 @@ def artifacts(tmp_path_factory):
     return directory
 
 
+@pytest.mark.slow
 def test_the_receipt_is_that_of_openvino(artifacts):
     data = examples((64,)), np.random.default_rng(1).integers(0, 5, 32)
     receipt = verify(artifacts / "int8", data=data, seconds=0, batch_size=4)
@@ -192,6 +194,7 @@ def test_a_full_disk_is_an_error_of_the_export(artifacts, tmp_path, monkeypatch)
         export(str(artifacts / "model.keras"), tmp_path / "a", ExportConfig(format="openvino"))
 
 
+@pytest.mark.slow
 def test_the_commands_write_and_measure_it(artifacts, tmp_path, capsys):
     out = str(tmp_path / "out")
     assert main(["export", str(artifacts / "model.keras"), out, "--format", "openvino"]) == 0

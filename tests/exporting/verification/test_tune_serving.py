@@ -237,6 +237,7 @@ def test_settings_of_another_machine_are_named_and_not_used(artifact, tmp_path):
     assert (tmp_path / "repository" / "artifact" / "2" / "batching_params.pbtxt").exists()
 
 
+@pytest.mark.slow
 def test_the_command(models, artifact, capsys):
     before = contents(artifact)
     assert main(["tune", "--json", "--no-write", "--max-batch-size", "1", str(artifact)]) == 0

@@ -323,6 +323,7 @@ def test_outputs_other_than_those_recorded_are_a_problem(model, tmp_path):
     assert main(["verify", str(tmp_path / "a")]) == 1
 
 
+@pytest.mark.slow
 def test_the_speedup_is_above_1_where_the_baseline_is_slower(tmp_path):
     """Both take the same inputs. The baseline computes a hundred times as much."""
     inputs = keras.Input((32, 32, 8), name="x")

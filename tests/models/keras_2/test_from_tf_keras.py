@@ -9,6 +9,7 @@ from tf_keras import layers
 
 import tfopt
 from tfopt.errors import TfoptWarning, UnsupportedLayerError, UnsupportedModelError
+from tfopt.pruning.tfmot import import_tfmot
 
 IMAGE, SEQUENCE, TOKENS = (8, 8, 3), (6, 4), (6,)
 RANDOM = np.random.default_rng(1)
@@ -72,6 +73,7 @@ LAYERS = {
 }  # fmt: skip
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("make", "shape"), LAYERS.values(), ids=LAYERS)
 def test_a_layer_has_the_same_name_weights_and_outputs(make, shape):
     layer = make()
@@ -326,9 +328,7 @@ def with_call(call):
 
 
 def wrapped_by_tfmot():
-    import tensorflow_model_optimization as tfmot
-
-    return tfmot.sparsity.keras.prune_low_magnitude(with_layer(layers.Dense(3)))
+    return import_tfmot().sparsity.keras.prune_low_magnitude(with_layer(layers.Dense(3)))
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ MODELS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_layer_has_the_multiply_adds_of_its_formula(name):
     layer, shape, expected = MODELS[name]
@@ -201,6 +202,7 @@ LARGER = ("efficientnet_v2_s", "keras:EfficientNetV2B0", "mobilenet_v3_large", "
 COUNTED = [name for name, model in PUBLISHED_MODELS.items() if model.multiply_adds and name not in LARGER]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", COUNTED)
 def test_published_counts_of_the_table(name):

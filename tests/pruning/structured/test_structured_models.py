@@ -34,6 +34,7 @@ FAST = ("simple_cnn", "mlp", "resnet_cifar", "vit")
 APPLICATIONS = {"ResNet50V2": 37, "DenseNet121": 120, "Xception": 28}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in BUILDERS]
 )

@@ -134,6 +134,7 @@ def test_before_training_it_computes_what_post_training_quantization_computes():
     assert np.abs(found - expected).max() < 0.02 * span
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "settings"),
     [

@@ -86,6 +86,7 @@ CELLS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", CELLS)
 def test_every_cell_trains_the_same_ranges_and_exports(cell, two_replicas, tmp_path):

@@ -33,6 +33,7 @@ def model():
     return keras.Model(x, layers.Dense(2)(hidden))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in ("constant", "one") else name for name in BAD]
 )

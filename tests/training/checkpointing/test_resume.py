@@ -89,6 +89,7 @@ def state(model):
     return [variable.numpy() for variable in (*model.variables, *model.optimizer.variables)]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("settings", "steps"),
     [

@@ -152,6 +152,7 @@ def optimizers():
 FAST_OPTIMIZERS = ("accumulation", "scaled")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "make"),
     [

@@ -84,6 +84,7 @@ def launch(directory, fresh_python):
     return directory
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", [*EQUAL_TO_ONE_DEVICE, *OTHERS, *PRUNED, "long"])
 def test_two_workers_end_with_the_same_bits_and_logs(launched, name):
     assert_same_bits(results(launched, name, 1), results(launched, name, 0))
@@ -163,6 +164,7 @@ def finish(python, directory, checkpoints, workers):
         assert worker.returncode == 0, error[-5000:]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("killed", [1, 0])
 def test_a_killed_worker_ends_the_other_and_a_restart_ends_as_if_nothing_had_been(
     python, launched, tmp_path, workers, killed

@@ -145,6 +145,7 @@ def test_other_dtypes(dtype):
         np.testing.assert_allclose(np.asarray(value, "float64"), wanted, rtol=0, atol=tolerance)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.usefixtures("_kernels")
 @pytest.mark.parametrize("groups", [2, 4])
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
@@ -189,6 +190,7 @@ def with_keras(kind):
     return losses, model.evaluate(*DATA, batch_size=8, verbose=0), model.predict(DATA[0], verbose=0)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("kind", "way"),
     [

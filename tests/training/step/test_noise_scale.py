@@ -69,6 +69,7 @@ def drawn(x, steps):
     return tf.data.Dataset.from_tensor_slices((x[chosen], LABELS[chosen])).batch(BATCH)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
@@ -106,6 +107,7 @@ def changing():
     ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("build", "settings"),
     [

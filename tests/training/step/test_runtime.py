@@ -598,6 +598,7 @@ def test_micro_batches_take_a_kernel_of_one_input_on_sequences():
     np.testing.assert_allclose(train(2), train(1), rtol=1e-5)  # its gradient's static shape is (None, 1)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("settings", [{}, {"accumulate": 2}, {"jit_compile": True, "steps_per_execution": 1}])
 def test_with_run_eagerly_layers_see_values_and_the_weights_are_the_same(settings):
     seen = []

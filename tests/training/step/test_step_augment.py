@@ -77,6 +77,7 @@ def expected(config=AUGMENT, epochs=2):
     return trained_outside(Augmentation(config), epochs=epochs)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("config", "settings"),
     [
