@@ -157,6 +157,7 @@ def test_without_a_gpu_its_rules_cannot_look(measured, rule):
         rule(here)
 
 
+@pytest.mark.slow
 def test_many_small_kernels_are_counted(measured):
     count = measured.cost.unfused_kernels
     found = compute.small_kernels(measured)

@@ -133,6 +133,7 @@ def test_manifest_tells_the_truth(precision, tmp_path):
         assert artifact.report is manifest["report"] is None
 
 
+@pytest.mark.slow
 def test_sizes(tmp_path):
     model = big()
     x = GENERATOR.normal(size=(8, 5, 5, 64)).astype("float32")

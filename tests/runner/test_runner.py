@@ -770,6 +770,7 @@ OPTIMIZER = {
 }
 
 
+@pytest.mark.slow
 def test_the_first_fit_has_a_warm_up_and_averages_and_a_later_one_continues(monkeypatch):
     made = []
 

@@ -156,6 +156,7 @@ def test_hidden_layers_stay_half_and_probabilities_gain_digits():
     assert np.abs(after.sum(-1) - 1).max() < 1e-6 < np.abs(before.sum(-1) - 1).max()
 
 
+@pytest.mark.slow
 def test_a_model_with_float32_outputs_trains_in_mixed_float16():
     model = functional("mixed_float16")
     float32_outputs(model)

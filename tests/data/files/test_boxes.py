@@ -54,6 +54,7 @@ def images_of(batches):
     return images.transpose(0, 3, 1, 2)
 
 
+@pytest.mark.slow
 def test_the_arguments_of_a_configuration_hold_its_augmentation(folder, files, windows):
     """With the examples; without them a warning says so."""
     config = DataConfig(source="image_folder", arguments={"directory": str(folder)}, augment=ONE_TO_ONE)

@@ -153,6 +153,7 @@ def test_a_fast_pipeline_needs_no_change():
     assert [stage.name for stage in report.stages] == ["arrays in memory", "shuffle 256", "batch 32"]
 
 
+@pytest.mark.slow
 def test_stages_before_a_cache_count_in_the_first_epoch_only():
     dataset = numbers(40).map(slow_python).cache().map(lambda number: (number, number)).batch(4)
     report = measure(dataset, seconds=0.3)

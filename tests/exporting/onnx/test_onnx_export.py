@@ -232,6 +232,7 @@ def test_settings_that_only_a_saved_model_has_are_refused(settings, message):
         ExportConfig(format="onnx", **settings)
 
 
+@pytest.mark.slow
 def test_weights_that_a_branch_reads_are_kept(tmp_path):
     inputs = keras.Input((4,))
     one, other = layers.Dense(3, name="one"), layers.Dense(3, name="other")
@@ -414,6 +415,7 @@ def test_ops_that_onnx_lacks_are_exact_expressions(tmp_path):
             np.testing.assert_allclose(value, exact.get(name, expected[name]), rtol=1e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_a_range_whose_values_a_loop_reads_is_kept_outside_of_it(tmp_path):
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((4, 8, 3)), layers.ConvLSTM1D(4, 3)])

@@ -172,6 +172,7 @@ def test_what_openvino_cannot_hold_is_refused_and_nothing_is_written(tmp_path):
         ExportConfig(format="openvino", precision="int8", tensorrt=True)
 
 
+@pytest.mark.slow
 def test_a_maximum_that_is_rounded_is_right_in_int8(tmp_path):
     """OpenVINO would compute the rounding in the kernel of the maximum, and wrongly."""
     keras.utils.set_random_seed(0)

@@ -109,6 +109,7 @@ def test_every_cell_trains_the_same_ranges_and_exports(cell, two_replicas, tmp_p
     assert np.abs(found - wanted).max() < (0.05 if half else 0.02) * np.abs(wanted).max()
 
 
+@pytest.mark.slow
 def test_replicas_average_their_ranges_and_hold_the_same(two_replicas):
     model, _ = train(strategy=two_replicas, epochs=1)
     for layer in model.layers:

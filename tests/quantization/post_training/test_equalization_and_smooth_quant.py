@@ -43,9 +43,9 @@ def preactivation(x):
 
 def attention(x):
     x = layers.Dense(8)(x)
-    norm = layers.LayerNormalization(beta_initializer="normal", gamma_initializer="uniform")
+    norm = layers.LayerNormalization(beta_initializer="normal", gamma_initializer="uniform", name="before")
     y = layers.Add()([x, layers.MultiHeadAttention(2, 4)(*[norm(x)] * 2)])
-    z = layers.Dense(16, activation="gelu")(layers.LayerNormalization(beta_initializer="normal")(y))
+    z = layers.Dense(16, activation="gelu")(layers.LayerNormalization(beta_initializer="normal", name="after")(y))
     return layers.Add()([y, layers.Dense(8)(z)])
 
 
