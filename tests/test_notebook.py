@@ -73,7 +73,7 @@ def records():
     }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["report", "receipt", "plan", "recipe", "count", "memory", "cost"])
 def test_a_record_shows_its_figures_in_a_notebook_and_in_the_terminal(name):
     record, expected = records()[name]

@@ -71,6 +71,7 @@ def test_a_card_computes_float32_in_tensorfloat32_if_it_can():
     assert 19.5e12 < a100["float32"] == a100["float16"] / 2
 
 
+@pytest.mark.slow
 def test_every_card_is_listed_with_the_precision_of_its_plan(advice, recipe):
     cards = {card.name: card for card in advice.cards}
     assert set(cards) == set(GPU_CARDS)

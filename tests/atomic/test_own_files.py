@@ -53,7 +53,7 @@ OF_OTHERS = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", WRITERS)
 def test_each_writer_replaces_its_own_file_and_no_other(name, tmp_path):
     path, write = tmp_path / name, WRITERS[name]

@@ -65,6 +65,7 @@ def test_a_fit_leaves_no_variable(kind, two_replicas):
     assert not [each for each in kept if each() is not None]
 
 
+@pytest.mark.slow
 def test_what_is_only_traced_leaves_none():
     traced = model()
     traced.compile("adam", "mse")

@@ -26,7 +26,7 @@ def results(layer, x):
     return function(tf.constant(x)), sum("Grad" not in pool for pool in pools)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("data_format", ["channels_last", pytest.param("channels_first", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rank", SIZES)
 @pytest.mark.parametrize("kind", ["Average", "Max"])

@@ -88,7 +88,7 @@ FOLDED = {
 ALIKE = ("training", "open batch", "residual")  # as "frozen batch norm in training", "open image", "operators"
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=pytest.mark.slow) if case in ALIKE else case for case in FOLDED]
 )
@@ -123,7 +123,7 @@ LEFT = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "case",
     [

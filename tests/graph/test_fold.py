@@ -173,7 +173,7 @@ TRAPS = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", TRAPS)
 def test_traps(name):
     function, spec = TRAPS[name]
@@ -191,7 +191,7 @@ def test_a_constant_with_more_axes_stays():
     assert ops(graph) == {"MatMul": 1, "Mul": 1}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("size", [(8, 8), (7, 9), (8, 7)])
 @pytest.mark.parametrize("layer", [layers.Conv2D, layers.DepthwiseConv2D])
 def test_padding_as_same_pads_is_the_convolutions_own(layer, size):

@@ -131,7 +131,7 @@ def assert_same(outputs, expected, rtol=1e-5):
         np.testing.assert_allclose(value, wanted, rtol=0, atol=rtol * max(1.0, np.abs(wanted).max()))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_computes_what_keras_computes(name):
     model = randomize(MODELS[name]())
@@ -240,7 +240,7 @@ def test_the_ids_of_a_subclassed_model_are_floats_unless_an_input_gives_their_ty
         assert_same(graph.predict({name: ids.astype(kind.as_numpy_dtype)}).values(), [expected])
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("name", "policy"),
     [

@@ -133,7 +133,7 @@ OTHERS = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_convolutions_without_xla(name):
     layer, shape = OTHERS[name]()

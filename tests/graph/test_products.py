@@ -72,7 +72,7 @@ CASES = {
 IN_DEPTH = ("block", "dense", "rank 4", "einsum, heads", "einsum, heads joined", "einsum, one bias for all heads")
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "case", [pytest.param(case, marks=pytest.mark.slow) if case in IN_DEPTH else case for case in CASES]
 )

@@ -93,7 +93,7 @@ DROPS = {
 ALIKE = ("gru", "bidirectional", "time distributed")  # as "lstm", "cells" and "conv lstm"
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in DROPS]
 )

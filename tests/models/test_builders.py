@@ -58,7 +58,7 @@ def test_every_builder_has_a_small_model():
     assert all(entry.builder is BUILDERS[name] for name, entry in SMALL_MODELS.items())
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", all_but(DEEP[::2]))
 def test_every_builder_goes_from_examples_to_logits(name):
     check_outputs(small_model(name), SMALL_MODELS[name])
@@ -82,7 +82,7 @@ def check_outputs(model, entry):
     assert model.layers[-1].activation is keras.activations.linear
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", all_but(DEEP))
 def test_outputs_are_float32_in_half_precision(name):
     policy = "mixed_float16"
@@ -91,7 +91,7 @@ def test_outputs_are_float32_in_half_precision(name):
     assert {layer.compute_dtype for layer in model.layers if layer.weights} >= {policy.removeprefix("mixed_")}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [*all_but(DEEP), "keras:MobileNet"])
 def test_a_builder_builds_the_same_whatever_the_layout_in_the_settings_of_keras(name):
     def built():
@@ -134,7 +134,7 @@ PUBLISHED = (
 SECONDS_TO_BUILD = ("efficientnet_v2_b0", "keras:MobileNetV2", "mobilenet_v2", "mobilenet_v3_small", "resnet50")
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "name",
     [
@@ -179,7 +179,7 @@ def test_resnet_halves_twice_and_adds_what_it_skipped():
     np.testing.assert_allclose(stem, out, atol=1e-6)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("build", "where", "expected"),
     [

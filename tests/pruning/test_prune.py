@@ -75,7 +75,7 @@ def zeros_by_path(model):
     return {variable.path: np.count_nonzero(variable.numpy() == 0) for variable in model.weights}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("build", PRUNED)
 @pytest.mark.parametrize("criterion", ["magnitude", "random"])
 def test_every_prunable_weight_has_exactly_the_zeros_asked_for(build, criterion):

@@ -124,7 +124,7 @@ def layer_kinds():
     }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("pattern", [pytest.param("unstructured", marks=pytest.mark.slow), "2:4", "4x4"])
 @pytest.mark.parametrize("kind", layer_kinds())
 def test_every_kind_of_layer_gets_the_exact_number_of_zeros(kind, pattern):

@@ -450,7 +450,7 @@ def test_series_are_grouped_by_unit(render):
     ]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("missing", "absent"),
     [

@@ -430,6 +430,7 @@ def test_an_unknown_recipe_is_told_with_the_nearest():
         find_recipe("digits_cn")
 
 
+@pytest.mark.slow
 def test_a_parent_teaches_the_later_stages():
     recipe = dataclasses.replace(TINY, quantization=None, distillation=TeacherConfig(teacher_weight=1.0))
     losses = {}

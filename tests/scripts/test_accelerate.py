@@ -329,7 +329,7 @@ def both(tmp_path, monkeypatch):
     return run
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.filterwarnings("ignore:.*ran out of data", "ignore:.*__array__ implementation")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONGER)) for name in FITS])
 def test_a_fit_gives_the_same_weights_history_and_files(both, name):

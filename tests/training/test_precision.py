@@ -118,7 +118,7 @@ MODELS = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 @pytest.mark.parametrize(("build", "names"), MODELS.items(), ids=lambda value: getattr(value, "__name__", ""))
 def test_outputs_are_found_and_made_float32_in_place_and_on_disk(build, names, policy, tmp_path):

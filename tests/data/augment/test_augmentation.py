@@ -140,7 +140,7 @@ def test_uint8_images_are_changed_as_floating_point_images(settings):
     np.testing.assert_allclose(levels, floats * 255, atol=0.51)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @EVERY
 def test_all_images_of_an_example_get_the_same_change_and_other_inputs_none(settings):
     if {"mixup", "cutmix"} & {*settings}:

@@ -24,7 +24,7 @@ def named(moves, count):
     return [(name, tf.broadcast_to(value, (count,))) for name, value in moves._asdict().items()]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("on_gpu", [False, True])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("pixels", "flip"), [(3, None), (0, "both"), (2, "horizontal"), (4, "both")])
@@ -39,7 +39,7 @@ def test_crop_and_flip_copy_pixels_as_numpy_does(pixels, flip, mode, on_gpu):
         np.testing.assert_array_equal(found, reference.crop_and_flip(image, pixels, *numbers, mode, fill))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("size", "is_known"), [(1, True), (17, True), (MOST_SLICES + 1, True), (1, False), (16, False), (17, False)]
 )

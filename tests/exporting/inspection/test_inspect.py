@@ -73,7 +73,7 @@ def files(model, tmp_path_factory):
     return root
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", FORMATS)
 def test_each_format_holds_the_tensors_weights_and_multiply_adds_of_the_model(name, files, model):
     found = inspect(files / name)

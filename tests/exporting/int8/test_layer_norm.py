@@ -35,7 +35,7 @@ def model_of(layer, shape):
     return model
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("shape", [(6,), (4, 6), (3, 4, 6), (None, 6), (None, None, 6)], ids=str)
 @pytest.mark.parametrize("parts", [{}, {"scale": False}, {"center": False}, {"scale": False, "center": False}], ids=str)
 def test_the_layer_of_keras(shape, parts):

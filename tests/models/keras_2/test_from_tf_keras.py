@@ -73,7 +73,7 @@ LAYERS = {
 }  # fmt: skip
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("make", "shape"), LAYERS.values(), ids=LAYERS)
 def test_a_layer_has_the_same_name_weights_and_outputs(make, shape):
     layer = make()

@@ -136,7 +136,7 @@ def without_kernel(graph, kernels):
     }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_operations_on_the_host_are_those_that_the_registry_has_no_kernel_for(name, kernels):
     graph = GRAPHS[name]()

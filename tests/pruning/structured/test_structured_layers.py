@@ -149,7 +149,7 @@ ALIKE = (
 )
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in FOLLOWED]
 )
@@ -211,7 +211,7 @@ NOT_FOLLOWED = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", NOT_FOLLOWED)
 def test_what_is_not_followed_keeps_its_channels_and_is_named(name):
     if name == "channels first" and not uses_onednn():

@@ -111,7 +111,7 @@ def named():
     return model, ranges(quantize(model, calibration_data=X))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("form", FORMS)
 def test_every_form_of_data_gives_the_same_ranges(form, named):
     model, expected = named
@@ -147,7 +147,7 @@ def of_one_input():
     return convolutional()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("form", SEVERAL)
 def test_several_inputs(form, of_two_inputs):
     """30 of the 40 examples, so that a batch is cut, with its labels, whatever structure these have."""
@@ -202,7 +202,7 @@ NAN = X.copy()
 NAN[11, 2, 2, 1] = np.nan
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("data", "message"),
     [

@@ -94,7 +94,7 @@ def groups_of(graph):
     return editor, find_groups(graph, editor, fusions)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", EXACT)
 def test_rescaling_changes_nothing_in_float(name):
     function, x, count = EXACT[name]
@@ -132,7 +132,7 @@ class Shared(layers.Layer):
         return tf.matmul(tf.nn.relu(tf.matmul(x[:, 0], self.kernel)), self.kernel)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("function", "x"),
     [

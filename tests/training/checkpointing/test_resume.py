@@ -161,6 +161,7 @@ def test_a_finished_training_is_not_trained_again(two_epochs):
     assert {path: path.stat().st_mtime_ns for path in directory.glob("step-*")} == files
 
 
+@pytest.mark.slow
 def test_the_end_of_an_epoch_is_saved_also_if_the_resumed_training_has_no_step_left(tmp_path):
     settings = {"epochs": 3, "decay_epochs": 4}
     interrupted(tmp_path, 3 * STEPS, **settings)

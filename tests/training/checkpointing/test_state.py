@@ -168,6 +168,7 @@ def test_every_optimizer_is_carried_whole(name, make):
     assert_equal(train(other), train(model))
 
 
+@pytest.mark.slow
 def test_an_optimizer_is_built_where_its_model_lives(two_replicas):
     for strategy in (None, two_replicas):
         model = small("adam", strategy=strategy)

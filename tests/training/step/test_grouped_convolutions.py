@@ -145,7 +145,7 @@ def test_other_dtypes(dtype):
         np.testing.assert_allclose(np.asarray(value, "float64"), wanted, rtol=0, atol=tolerance)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.usefixtures("_kernels")
 @pytest.mark.parametrize("groups", [2, 4])
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])

@@ -149,7 +149,7 @@ BYTES = tf.data.Dataset.from_tensors("no image").repeat(3).batch(1)
 PYTHON = "The Python code that makes the batches raised "
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("data", "options", "error", "begins", "also"),
     [
