@@ -1,36 +1,45 @@
-"""The batch size that tfopt.find_batch_size finds, against what an exhaustive search finds.
+"""The batch size that tfopt.find_batch_size finds against what an exhaustive search finds, and the memory of a search.
 
     python benchmarks/tuning.py memory [--only mlp ...]   the largest batch under a hard limit of memory
     python benchmarks/tuning.py knee [--only mlp ...] [--repetitions 10]   the knee of the speeds, again and again
+    python benchmarks/tuning.py trials   what 30 trials of tfopt.tune leave in the process that called it
 
 memory: each model is searched with RLIMIT_DATA, without a margin, three of them with a replica on each of two logical
 CPU devices. Then batches of a ladder around the found one, 2% apart, are trained under the same limit, each in a
 process of its own; the largest that trains is the true one.
 
 knee: the curve of each model is measured once in MANY_TURNS turns, whose medians give its knee. Then repetitions
-measure it as find_batch_size does, each in a fresh process.
+measure it as find_batch_size does, each in a fresh process. docs/images/knee.svg shows the curves.
 
-Results go to benchmarks/results/tuning.json. On two cores, memory takes about half an hour, and knee an hour.
+trials: the recipe mlp is searched with short turns, so that the time suffices for TRIALS trials.
+
+Results go to benchmarks/results/tuning.json. On two cores, memory takes about half an hour, knee an hour, and trials
+ten minutes.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import platform
 import statistics
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 import tyro
+from write_pages import write_pages
 
 RESULTS = Path(__file__).parent / "results" / "tuning.json"
+PLOT = Path(__file__).parents[1] / "docs" / "images" / "knee.svg"
 LADDER, BELOW, ABOVE = 1.02, 5, 13  # the ratio of two batches, and how many of them below and above the found one
 MANY_TURNS, WINDOW_S = 30, 0.2
 LIMIT_S = 240.0
 EXAMPLES = 10**6
+TRIALS, MINUTES = 30, 60
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +86,7 @@ KNEE = ("mlp", "lstm", "unet", "simple_cnn", "resnet_cifar")
 @dataclass(frozen=True, kw_only=True)
 class Options:
     what: Annotated[str, tyro.conf.Positional]
-    """memory or knee."""
+    """memory, knee or trials."""
     only: tuple[str, ...] = ()
     """Cases to run, all by default. The results of the others stay."""
     repetitions: int = 10
@@ -89,11 +98,16 @@ def main(options: Options) -> None:
 
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    cases = {"memory": MEMORY, "knee": KNEE}[options.what]
+    cases = {"memory": MEMORY, "knee": KNEE, "trials": ("mlp",)}[options.what]
     for name in options.only or cases:
-        with tempfile.TemporaryDirectory() as folder:
-            case, folder = CASES[name], Path(folder)
-            found = memory(case, folder) if options.what == "memory" else knee(case, folder, options.repetitions)
+        with tempfile.TemporaryDirectory() as directory:
+            folder = Path(directory)
+            if options.what == "trials":
+                found = trials(name, folder)
+            elif options.what == "memory":
+                found = memory(CASES[name], folder)
+            else:
+                found = knee(CASES[name], folder, options.repetitions)
         print(name, json.dumps(found), flush=True)
         write(options.what, name, found)
 
@@ -116,13 +130,15 @@ def write(part: str, name: str, found: dict[str, Any]) -> None:
             "smallest_share": min(each["share"] for each in cases.values()),
             "most_trials": max(each["trials"] for each in cases.values()),
         }
-    else:
+    elif part == "knee":
         summary |= {
             "models": len(cases),
             "least_within_one_step": min(each["within_one_step"] / each["repetitions"] for each in cases.values()),
         }
+        draw(cases, PLOT)
     results[part] = summary
     write_text(RESULTS, json.dumps(results, indent=1) + "\n")
+    write_pages()
 
 
 def search_of(case: Case) -> tuple[Any, Any, Any]:
@@ -225,6 +241,62 @@ def knee(case: Case, folder: Path, repetitions: int) -> dict[str, Any]:
         "repetitions": repetitions,
         "within_one_step": sum(step <= 1 for step in steps),
     }
+
+
+def draw(cases: Mapping[str, Mapping[str, Any]], path: Path) -> None:
+    """Draws the speed of each batch as a share of the best, with its interval, and the knee."""
+    from matplotlib import pyplot as plt
+
+    with plt.rc_context({"svg.fonttype": "none", "svg.hashsalt": "knee"}):
+        figure, axes = plt.subplots(figsize=(7.2, 3.8), layout="constrained")
+        for (name, case), color in zip(
+            cases.items(), ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9"), strict=True
+        ):
+            sizes, curve = [int(size) for size in case["curve"]], np.array(list(case["curve"].values()))
+            median, least, most = (curve / curve[:, 0].max()).T
+            axes.plot(sizes, median, "-", color=color, label=name)
+            axes.fill_between(sizes, least, most, color=color, alpha=0.2, linewidth=0)
+            axes.plot(case["true"], median[sizes.index(case["true"])], "o", color=color)
+        axes.axhline(0.95, color="#b5b8bc", linestyle="--")
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:.0f}")
+        axes.set(xlabel="batch size", ylabel="share of the best examples/s", ylim=(0, None))
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(fontsize=8, frameon=False)
+        figure.savefig(path, metadata={"Date": None})
+        plt.close(figure)
+
+
+def trials(recipe: str, folder: Path) -> dict[str, Any]:
+    """Searches TRIALS trials of a recipe, and returns by how much the memory of this process has grown."""
+    import tfopt
+
+    config = tfopt.TuneConfig(max_trials=TRIALS, minutes=MINUTES, window_s=0.05, turns=6)
+    what = tfopt.recipes.find_recipe(recipe)
+    what.data.load()
+    gc.collect()
+    before = resident_bytes()
+    report = tfopt.tune(what, config=config, directory=folder / "search")
+    gc.collect()
+    return {
+        "trials": len(report.trials),
+        "ended_by": report.ended_by,
+        "seconds": round(report.seconds, 1),
+        "grown_mb": round((resident_bytes() - before) / 1e6, 1),
+        "peak_grown_mb": round(max(peak_bytes() - before, 0) / 1e6, 1),
+    }
+
+
+def resident_bytes() -> int:
+    import psutil
+
+    return psutil.Process().memory_info().rss
+
+
+def peak_bytes() -> int:
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 if __name__ == "__main__":

@@ -1,10 +1,28 @@
-"""The measured tables of tuning: speeds, the noise scale against the exact one, its cost, and scaled learning rates."""
+"""The measured tables of tuning: batches and knees against exhaustive searches, speeds, noise scales, scaled rates."""
 
 from __future__ import annotations
 
+import collections
 import statistics
 
 from page_tables import Table, read
+
+
+def largest_batches() -> Table:
+    rows = [["model", "replicas", "hard limit", "estimated", "found", "largest that trains", "share", "trials"]]
+    for name, each in read("tuning")["memory"]["cases"].items():
+        numbers = [f"{each['limit_bytes'] / 1e9:g} GB", *(f"{each[key]:,}" for key in ("estimated", "found", "true"))]
+        rows.append([f"`{name}`", str(each["replicas"]), *numbers, f"{each['share']:.1%}", str(each["trials"])])
+    return rows
+
+
+def knees() -> Table:
+    rows = [["model", "knee of 30 turns", "knees found", "within one step"]]
+    for name, each in read("tuning")["knee"]["cases"].items():
+        counted = collections.Counter(each["knees"])
+        found = ", ".join(f"{size} ({counted[size]} times)" for size in sorted(counted))
+        rows.append([f"`{name}`", str(each["true"]), found, f"{each['within_one_step']} of {each['repetitions']}"])
+    return rows
 
 
 def noise_scales() -> Table:
@@ -18,12 +36,12 @@ def noise_scales() -> Table:
 
 
 def cost() -> Table:
-    rows = [["model", "from", "step", "with / without", "interval", "processor time"]]
+    rows = [["model", "from", "step", "adds to a step", "interval", "in processor time"]]
     for name, model in read("noise_scale")["models"].items():
         for way, found in model["cost"].items():
-            least, most = found["interval"]
-            ratios = [f"{found['ratio']:.3f}x", f"{least:.3f}x to {most:.3f}x", f"{found['processor_time_ratio']:.3f}x"]
-            rows.append([name, way, f"{found['step_ms']:.2f} ms", *ratios])
+            shares = (found["cost"], *found["interval"], found["cost_in_processor_time"])
+            added, least, most, processor = (f"{100 * each:.2f}%" for each in shares)
+            rows.append([name, way, f"{found['step_ms']:.2f} ms", added, f"{least} to {most}", processor])
     return rows
 
 
@@ -62,6 +80,8 @@ def speeds() -> Table:
 
 
 TABLES = {
+    "largest batches": largest_batches,
+    "knees": knees,
     "tuned speeds": speeds,
     "noise scales": noise_scales,
     "the cost of noise scales": cost,

@@ -147,11 +147,34 @@ raise RuntimeError("the script goes on")
 """
 
 
+PARTS = """
+class Parts(keras.utils.PyDataset):
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, place):
+        return x[10 * place : 10 * place + 10], y[10 * place : 10 * place + 10]
+
+def parts():
+    while True:
+        yield from (Parts()[place] for place in range(10))
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("data", ["x, y, batch_size=10", "tf.data.Dataset.from_tensor_slices((x, y)).batch(10)"])
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize(
+    "data",
+    [
+        "x, y, batch_size=10",
+        "tf.data.Dataset.from_tensor_slices((x, y)).batch(10)",
+        "Parts()",
+        "parts(), steps_per_epoch=10",
+    ],
+)
 def test_a_script_is_searched_as_it_is(tmp_path, capsys, data):
     script = tmp_path / "train.py"
-    script.write_text(SCRIPT.format(more="import tensorflow as tf", data=data))
+    script.write_text(SCRIPT.format(more=f"import tensorflow as tf\n{PARTS}", data=data))
     words = ["--only", "batch-size", "--window-s", "0.02", "--turns", "6", "--max-batch-size", "16", "--json"]
     assert main(["tune", *words, str(script), "3"]) == 0
     report = BatchSizeReport.from_json(capsys.readouterr().out)

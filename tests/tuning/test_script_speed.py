@@ -1,5 +1,6 @@
 """The speed settings of scripts that know nothing of tfopt."""
 
+import itertools
 import json
 import re
 import time
@@ -156,8 +157,64 @@ def test_the_data_stays_as_the_script_made_it():
     of_arrays = training(x=X, y=Y, batch_size=16, callbacks=[keras.callbacks.EarlyStopping()], class_weight={0: 2.0})
     assert (of_arrays.batch, of_arrays.epoch_steps, of_arrays.callbacks) == (16, 10, [])
     assert {name: len(each) for name, each in of_arrays.data(16, 4).items() if name in "xy"} == {"x": 64, "y": 64}
-    with pytest.raises(ConfigError, match=r"arrays or a tf\.data\.Dataset\. Received: generator"):
-        training(x=(each for each in data))
+    of_parts = training(x=Parts())
+    assert (of_parts.batch, of_parts.epoch_steps) == (16, 10)
+    assert {name: each for name, each in of_parts.data(16, 4).items() if name != "x"} == {"steps_per_epoch": 4}
+    assert of_parts.data(16, 99)["steps_per_epoch"] == 10
+    with pytest.raises(ConfigError, match=r"a keras\.utils\.PyDataset or a generator\. Received: list"):
+        training(x=[[1.0], [2.0]])
+
+
+class Parts(keras.utils.PyDataset):
+    def __len__(self):
+        return 10
+
+    def __getitem__(self, place):
+        part = slice(16 * place, 16 * place + 16)
+        return [X[part, :4], X[part, 4:]], Y[part]
+
+
+def numbered(end=None):
+    for number in itertools.count() if end is None else range(end):
+        yield np.full((4, 8), number, np.float64), np.arange(4)
+
+
+def test_all_fits_read_a_generator_on_and_its_end_is_an_error():
+    model = compiled()
+
+    def training(batches, rebatches=False, **given):
+        given = {"x": batches, "steps_per_epoch": 5, **given}
+        fit = Fit(model=model, original=model.fit, given=given, compiled_at="", at="")
+        return training_of(fit, rebatches=rebatches)[0]
+
+    endless = training(numbered())
+    assert (endless.batch, endless.epoch_steps) == (4, None)
+    seen = [next(endless.data(4, 5)["x"])[0][0, 0] for _ in range(3)]
+    assert seen == [1, 2, 3]
+    endless.fit(**endless.data(4, 5), epochs=2, verbose=0)
+    other_sizes = training(numbered(), rebatches=True)
+    images, labels = next(iter(other_sizes.data(6, 5)["x"]))
+    assert (images.dtype, images[:, 0].numpy().tolist()) == ("float32", [1, 1, 1, 1, 2, 2])
+    assert labels.shape == (6,)
+    for rebatches in (False, True):
+        short = training(numbered(7), rebatches)
+        with pytest.raises(ConfigError, match=r"must have no end, .* one that has ended\. Let it begin again"):
+            short.fit(**short.data(4, 9), epochs=1, verbose=0)
+    with pytest.raises(ConfigError, match="steps_per_epoch=None"):
+        training(numbered(), steps_per_epoch=None)
+
+
+def test_a_py_dataset_is_read_again_in_batches_of_any_size():
+    inputs = [keras.Input((4,)), keras.Input((4,))]
+    model = keras.Model(inputs, keras.layers.Dense(4)(keras.layers.Concatenate()(inputs)))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    fit = Fit(model=model, original=model.fit, given={"x": Parts()}, compiled_at="", at="")
+    training, examples = training_of(fit, rebatches=True)
+    assert (training.batch, training.epoch_steps, examples) == (16, None, 160)
+    batches = list(training.data(64, 5)["x"].take(5))
+    np.testing.assert_array_equal(np.concatenate([each[0][1] for each in batches])[:160], X[:, 4:])
+    np.testing.assert_array_equal(np.concatenate([each[1] for each in batches])[160:], Y)
+    training.fit(**training.data(64, 5), epochs=1, verbose=0)
 
 
 @pytest.mark.slow
@@ -238,6 +295,7 @@ model.fit(np.zeros((32, 8)), np.zeros((32, 1)))
         (NO_FIT, {}, "must train with keras.Model.fit. Received: no call of it"),
         ("raise ValueError('no such\\nfile')", {}, "ended with exit code 1 before: ValueError: no such file"),
         ("import sys; sys.exit(3)", {}, "ended with exit code 3 before. With --directory"),
+        ("import sys; sys.exit('No images in data')", {}, "exit code 1 before: No images in data. With --directory"),
         (OWN_FIT, {"step": "tfopt"}, "must fit under the script. Received: the fit of Own must pass its callbacks"),
     ],
 )

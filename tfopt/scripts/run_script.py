@@ -25,6 +25,7 @@ def run_script(
     hook: FitHook | None = None,
     *,
     when_imported: Callable[[ModuleType], None] | None = None,
+    on_error: Callable[[BaseException], None] = lambda error: None,
 ) -> int:
     """Runs `python PATH ARGUMENTS` in this process, with a hook on `keras.Model.compile` and `keras.Model.fit`.
 
@@ -32,7 +33,8 @@ def run_script(
     stays. Afterwards, all of these and the two methods are as before, however the script ended.
 
     The path is a Python file; or "-m", with the name of a module as the first of the arguments. Without a hook, compile
-    and fit are left to Keras. `when_imported` is called with Keras once it is imported, before the script uses it.
+    and fit are left to Keras. `when_imported` is called with Keras once it is imported, before the script uses it, and
+    `on_error` with the error or the `sys.exit(text)` that ends the script.
 
     Returns: The exit code that Python would return: 1 after an error, whose traceback is printed on standard error.
     Raises:
@@ -63,9 +65,11 @@ def run_script(
         except SystemExit as asked:
             if asked.code is None or isinstance(asked.code, int):
                 return asked.code or 0
+            on_error(asked)
             print(asked.code, file=sys.stderr)  # noqa: T201 - as Python does
             return FAILED
         except BaseException as error:  # noqa: BLE001 - the script may raise anything; Python would print it too
+            on_error(error)
             _hide_own_frames(error)
             sys.excepthook(type(error), error, error.__traceback__)
             return INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED

@@ -11,17 +11,15 @@ import keras
 import tensorflow as tf
 
 from tfopt.compat.trainer import built_under
-from tfopt.errors import ConfigError, TrainingError
+from tfopt.errors import TrainingError
 from tfopt.scripts.obstacles import obstacle, why_single_steps
 from tfopt.training.step.fit_callback import per_batch_callback
 from tfopt.training.xla import xla_blockers
 from tfopt.tuning.facts import Facts
+from tfopt.tuning.script_data import data_of
 from tfopt.tuning.timed import EachBatch, Training
 from tfopt.tuning.trial import VALIDATED
-from tfopt.tuning.workload import KERAS_BATCH
 
-# What of a script's own call of fit stays.
-KEPT = ("x", "y", "sample_weight", "class_weight", "shuffle")
 OWN_DATA = "the script prepares its data itself; see tfopt doctor"
 OWN_PLAN = "tfopt accelerate does not set it; call tfopt.plan and tfopt.compile in the script"
 # What `tfopt accelerate` leaves to the script.
@@ -99,36 +97,7 @@ def training_of(fit: Fit, *, rebatches: bool) -> tuple[Training, int | None]:
             "KERAS_BACKEND=tensorflow."
         )
     model, original, given = fit.model, fit.original, fit.given
-    own = {name: given[name] for name in KEPT if given.get(name) is not None}
-    data = own.pop("x", None)
-    epoch_steps = None
-    if isinstance(data, tf.data.Dataset):
-        batched, examples = data, _count(data)
-        first = next(iter(data))
-        inputs = first[0] if isinstance(first, tuple) else first
-        batch = int(tf.nest.flatten(inputs)[0].shape[0])
-
-        def arguments(size: int, steps: int) -> dict[str, Any]:
-            repeated = batched.repeat()
-            repeated = repeated.rebatch(size) if rebatches else repeated
-            return {**own, "x": repeated, "steps_per_epoch": steps, "shuffle": False}
-
-    elif data is not None and hasattr(tf.nest.flatten(data)[0], "shape"):
-        examples, inputs = int(tf.nest.flatten(data)[0].shape[0]), data
-        batch = min(given.get("batch_size") or KERAS_BATCH, examples)
-        epoch_steps = None if rebatches else examples // batch
-        named: dict[str, Any] = {"x": data, **{name: own.pop(name) for name in ("y", "sample_weight") if name in own}}
-
-        def arguments(size: int, steps: int) -> dict[str, Any]:
-            count = size * max(1, min(steps, examples // size))  # whole epochs of full batches
-            part = tf.nest.map_structure(lambda each: each[:count], named)
-            return {**own, **part, "batch_size": size}
-
-    else:
-        raise ConfigError(
-            f"The script's data must be arrays or a tf.data.Dataset. Received: {type(data).__name__}. Make a "
-            "tf.data.Dataset of it, or see `tfopt doctor`."
-        )
+    data = data_of(given, rebatches=rebatches)
 
     def validation(size: int) -> dict[str, Any]:
         found = given.get("validation_data")
@@ -137,33 +106,25 @@ def training_of(fit: Fit, *, rebatches: bool) -> tuple[Training, int | None]:
         sized = {} if isinstance(found, tf.data.Dataset) else {"validation_batch_size": size}
         return {"validation_data": found, "validation_steps": VALIDATED, **sized}
 
-    def as_given(**asked: Any) -> keras.callbacks.History:
-        installed = vars(model).get("fit", original)  # with tfopt's step under the model
-        history: keras.callbacks.History = installed(**{**asked, "verbose": given.get("verbose", "auto")})
+    def train(**asked: Any) -> keras.callbacks.History:
+        """Calls Keras' own fit or, for the data as it is, the fit of the script, also with tfopt's step under it."""
+        if rebatches:
+            history = original(**asked)
+        else:
+            history = vars(model).get("fit", original)(**{**asked, "verbose": given.get("verbose", "auto")})
+        data.check()
         return history
 
     each_batch = per_batch_callback(given.get("callbacks"), validates=False) is not None
     training = Training(
         model=model,
-        fit=original if rebatches else as_given,
-        data=arguments,
+        fit=train,
+        data=data.arguments,
         validation=validation,
         replicas=int(model.distribute_strategy.num_replicas_in_sync),
-        inputs=tf.nest.map_structure(lambda each: tf.convert_to_tensor(each[:1]), inputs),
-        batch=batch,
+        inputs=tf.nest.map_structure(lambda each: tf.convert_to_tensor(each[:1]), data.inputs),
+        batch=data.batch,
         callbacks=[EachBatch()] if each_batch and not rebatches else [],
-        epoch_steps=epoch_steps,
+        epoch_steps=data.epoch_steps,
     )
-    return training, examples
-
-
-def _count(dataset: Any) -> int | None:
-    """Returns the number of examples of a batched data set; None if it is unknown."""
-    batches = int(dataset.cardinality())
-    size = tf.nest.flatten(dataset.element_spec)[0].shape[0]
-    if batches < 0:
-        return None
-    if size is None:
-        first = next(iter(dataset), None)
-        size = 0 if first is None else int(tf.nest.flatten(first)[0].shape[0])
-    return math.ceil(batches * size)
+    return training, data.examples

@@ -12,9 +12,8 @@ import contextlib
 import inspect
 import shlex
 import signal
-import sys
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -155,14 +154,15 @@ def _at_first_fit(
             hook.begin(keras)
 
     first = _FirstFit(measure, hook)
-    with _noting_errors() as errors:
-        code = run_script(workload["name"], list(workload["words"]), first, when_imported=begin)
+    errors: list[BaseException] = []
+    words = list(workload["words"])
+    code = run_script(workload["name"], words, first, when_imported=begin, on_error=errors.append)
     if code == TERMINATED:  # not the script's end, but that of a trial that hangs or is not worth its time
         raise SystemExit(code)
     if first.error is not None:
         raise first.error
     if first.found is None:
-        cause = "".join(f": {type(each).__name__}: {' '.join(str(each).split())[:300]}" for each in errors[-1:])
+        cause = "".join(f": {_in_a_line(each)}" for each in errors)
         raise TrainingError(
             "The script must train with keras.Model.fit. Received: "
             + (f"{workload['name']}, which ended with exit code {code} before{cause}" if code else "no call of it")
@@ -171,21 +171,9 @@ def _at_first_fit(
     return first.found
 
 
-@contextlib.contextmanager
-def _noting_errors() -> Iterator[list[BaseException]]:
-    """Yields a list, to which each error is added with which Python would end."""
-    errors: list[BaseException] = []
-    before = sys.excepthook
-
-    def note(kind: type[BaseException], error: BaseException, trace: Any) -> None:
-        errors.append(error)
-        before(kind, error, trace)
-
-    sys.excepthook = note
-    try:
-        yield errors
-    finally:
-        sys.excepthook = before
+def _in_a_line(error: BaseException) -> str:
+    words = " ".join(str(error).split())[:300]
+    return words if isinstance(error, SystemExit) else f"{type(error).__name__}: {words}"
 
 
 class _FirstFit:
