@@ -54,6 +54,8 @@ class Options:
     """Number of timed turns of each side."""
     only: tuple[str, ...] = ("MLP", "CNN", "transformer")
     """Models to measure. The results of the others stay."""
+    costs: bool = False
+    """Measure the costs alone; the estimates stay."""
     quick: bool = False
     """Take few steps as a test, not as a measurement."""
     out: Path = RESULTS / "noise_scale.json"
@@ -75,7 +77,7 @@ def main(options: Options) -> dict[str, Any]:
     for name, build in ((name, MODELS[name]) for name in options.only):
         results["models"][name] = {
             "parameters": build().count_params(),
-            "estimates": list(estimates(build, x, y, options)),
+            "estimates": before[name]["estimates"] if options.costs else list(estimates(build, x, y, options)),
             "turns": options.turns,
             "cost": {way: cost(build, x, y, accumulate, options) for way, accumulate in PARTS.items()},
         }

@@ -5,7 +5,7 @@ import pytest
 
 from tfopt.quantization import QuantizationConfig
 from tfopt.quantization.annotation.grids import Range, covering
-from tfopt.quantization.calibration.observers import HistogramObserver, least_divergence, make_observer
+from tfopt.quantization.calibration.observers import HistogramObserver, least_divergence, make_observer, percentile
 
 RNG = np.random.default_rng(0)
 OBSERVERS = ["minmax", "moving_average", "percentile", "mse", "entropy"]
@@ -134,6 +134,23 @@ def test_the_histogram_holds_every_value_whatever_order_they_come_in():
     for piece in pieces:
         observer.update(np.asarray(piece, np.float32))
     assert observer.range() == covering(-3.0, 7.0)
+
+
+def test_each_value_is_counted_in_its_bin():
+    seen, count = [], HistogramObserver.BINS
+    observer = HistogramObserver(lambda counts, centres, steps: seen.append((counts, centres)) or 1.0)
+    places = RNG.integers(0, count, 5000)
+    observer.update(np.append((places + 0.5) / count, 1.0).astype(np.float32))
+    observer.range()
+    ((counts, centres),) = seen
+    np.testing.assert_array_equal(counts, np.bincount(np.append(places, count - 1), minlength=count))
+    np.testing.assert_array_equal(centres, (np.arange(count) + 0.5) / count)
+
+
+def test_a_percentile_is_the_upper_edge_of_the_bin_that_reaches_it():
+    counts, centres = np.array([5, 3, 0, 2]), np.array([0.5, 1.5, 2.5, 3.5])
+    limits = [percentile(percent)(counts, centres, 127) for percent in (50.0, 51.0, 80.0, 81.0, 100.0)]
+    assert limits == [1.0, 2.0, 2.0, 4.0, 4.0]
 
 
 @pytest.mark.parametrize("percent", [49.0, 101.0])
