@@ -42,6 +42,10 @@ def test_a_failure_a_crash_and_a_hang_are_outcomes(tmp_path, monkeypatch, name, 
     assert reason in outcome.failure
 
 
+def test_a_trial_may_fork_workers(tmp_path):
+    assert call_apart("tried:fork_a_worker", {"number": -3}, tmp_path, 30.0).result == [3]
+
+
 def test_a_directory_that_cannot_be_written_is_told():
     with pytest.raises(ExportError, match=r"must be writable and have room\. Received: /proc/no"):
         call_apart("math:gcd", {}, Path("/proc/no"), 60.0)

@@ -1,5 +1,6 @@
 """Functions that the tests call in a process of their own."""
 
+import multiprocessing
 import os
 import signal
 import tempfile
@@ -31,6 +32,11 @@ def learn(file, epochs):
         Path(file).write_text(" ".join(losses))
         time.sleep(0.05)
     return epochs
+
+
+def fork_a_worker(number):
+    with multiprocessing.get_context("fork").Pool(1) as pool:  # as a PyDataset with use_multiprocessing does
+        return pool.map(abs, [number])
 
 
 def terminate():

@@ -43,6 +43,8 @@ def test_without_the_noise_scale_it_is_the_knee_and_with_it_alone_the_smaller_of
     assert advise(TRAINING, largest=1024, knee=256, noise=noise(90), replicas=4).global_batch_size == 88
     assert advise(TRAINING, largest=1024, knee=256, replicas=4).global_batch_size == 1024
     assert advise(TRAINING, largest=64).global_batch_size == 64
+    (reason,) = (each.reason for each in advise(TRAINING, largest=64).decisions if each.setting == "global_batch_size")
+    assert reason == "the largest that was trained; its speed is unknown"
 
 
 def test_a_batch_has_no_more_examples_than_there_are():

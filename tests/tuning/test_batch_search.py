@@ -100,6 +100,15 @@ def test_the_first_trial_tells_want_of_memory_from_a_model_that_always_fails():
         find_largest(lambda *_: failed("ResourceExhaustedError: OOM when allocating"), limit, None, None, 12)
     with pytest.raises(TrainingError, match="shapes must match"):
         find_largest(lambda *_: failed("ValueError: shapes must match"), limit, None, None, 12)
+    with pytest.raises(ConfigError, match=r"^A generator must have no end\.$"):
+        find_largest(lambda *_: failed("ConfigError: A generator must have no end."), limit, None, None, 12)
+    # A larger batch that fails for another reason is not too large.
+    shapes = "InvalidArgumentError: Source shape: [16,48], dst shape: [5,59]\n" + "  at node\n" * 100
+    run, ran = machine(10, 1, 300, fail=shapes)
+    enough = Limit(bytes=10**6, margin=0.0, source="the test")
+    with pytest.raises(TrainingError, match=r"\[5,59\] at node.* \.\.\., with \d+ examples .*max_batch_size below it"):
+        find_largest(run, enough, 10**5, None, 12)
+    assert len(ran) < 12
     with pytest.raises(ConfigError, match="2 examples, 4 replicas"):
         find_largest(machine(0, 1, 90, replicas=4)[0], limit, 2, None, 12)
 

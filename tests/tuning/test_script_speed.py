@@ -18,7 +18,7 @@ from tfopt.hardware import Gpu, Hardware
 from tfopt.trials.process import call_apart
 from tfopt.tuning.comparison import Side
 from tfopt.tuning.facts import Facts
-from tfopt.tuning.first_fit import Fit, facts_of_fit, training_of
+from tfopt.tuning.first_fit import Fit, facts_of_fit, in_an_epoch, training_of
 from tfopt.tuning.script import command, compare, lines
 from tfopt.tuning.search import tune_script
 from tfopt.tuning.sides import OF_SCRIPT
@@ -194,7 +194,7 @@ def test_all_fits_read_a_generator_on_and_its_end_is_an_error():
     endless.fit(**endless.data(4, 5), epochs=2, verbose=0)
     other_sizes = training(numbered(), rebatches=True)
     images, labels = next(iter(other_sizes.data(6, 5)["x"]))
-    assert (images.dtype, images[:, 0].numpy().tolist()) == ("float32", [1, 1, 1, 1, 2, 2])
+    assert (images.dtype, images.shape[1:], images[:, 0].numpy().tolist()) == ("float32", [8], [2, 2, 2, 2, 3, 3])
     assert labels.shape == (6,)
     for rebatches in (False, True):
         short = training(numbered(7), rebatches)
@@ -202,6 +202,49 @@ def test_all_fits_read_a_generator_on_and_its_end_is_an_error():
             short.fit(**short.data(4, 9), epochs=1, verbose=0)
     with pytest.raises(ConfigError, match="steps_per_epoch=None"):
         training(numbered(), steps_per_epoch=None)
+
+
+class Words(keras.utils.PyDataset):
+    """Sentences of two to four words."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, place):
+        return np.full((2, place + 2), place + 1), np.zeros(2)
+
+
+def test_sentences_of_any_length_are_padded_where_a_batch_has_other_ones():
+    layers = [
+        keras.layers.Embedding(9, 4, mask_zero=True),
+        keras.layers.GlobalAveragePooling1D(),
+        keras.layers.Dense(1),
+    ]
+    model = keras.Sequential(layers)  # it is built by its data
+    model.compile("sgd", "mse")
+    words = tf.data.Dataset.from_generator(
+        lambda: (Words()[place] for place in range(3)),
+        output_signature=(tf.TensorSpec([None, None], tf.int64), tf.TensorSpec([None], tf.float64)),
+    )
+    for data in (Words(), words):
+        given = {"x": data, "steps_per_epoch": None}
+        fit = Fit(model=model, original=model.fit, given=given, compiled_at="", at="")
+        training, _ = training_of(fit, rebatches=True)
+        inputs, labels = next(iter(training.data(5, 1)["x"]))
+        assert inputs.numpy().tolist() == [[1, 1, 0, 0], [1, 1, 0, 0], [2, 2, 2, 0], [2, 2, 2, 0], [3, 3, 3, 3]]
+        assert labels.shape == (5,)
+        training.fit(**training.data(5, 2), epochs=1, verbose=0)
+
+
+def test_the_examples_of_an_epoch_are_those_that_the_fit_trains_on():
+    model = compiled()
+    for given, count in (
+        ({"x": X, "y": Y, "validation_split": 0.25}, 120),
+        ({"x": X, "y": Y, "batch_size": 8, "steps_per_epoch": 3}, 24),
+        ({"x": Parts()}, 160),
+    ):
+        fit = Fit(model=model, original=model.fit, given=given, compiled_at="", at="")
+        assert in_an_epoch(fit, *training_of(fit, rebatches=True)) == count
 
 
 def test_a_py_dataset_is_read_again_in_batches_of_any_size():
@@ -294,8 +337,8 @@ model.fit(np.zeros((32, 8)), np.zeros((32, 1)))
     [
         (NO_FIT, {}, "must train with keras.Model.fit. Received: no call of it"),
         ("raise ValueError('no such\\nfile')", {}, "ended with exit code 1 before: ValueError: no such file"),
-        ("import sys; sys.exit(3)", {}, "ended with exit code 3 before. With --directory"),
-        ("import sys; sys.exit('No images in data')", {}, "exit code 1 before: No images in data. With --directory"),
+        ("import sys; sys.exit(3)", {}, "ended with exit code 3 before. Run it without tfopt first"),
+        ("import sys; sys.exit('No images in data')", {}, "exit code 1 before: No images in data. Run it without"),
         (OWN_FIT, {"step": "tfopt"}, "must fit under the script. Received: the fit of Own must pass its callbacks"),
     ],
 )
@@ -324,8 +367,12 @@ def test_wrong_use_is_an_error_before_any_trial(tmp_path, capsys):
     ):
         assert main(["tune", *words]) == 2
         assert message in capsys.readouterr().err
-    with pytest.raises(TrainingError, match=r"ValueError: it ran.*Run the script without tfopt first"):
+    with pytest.raises(TrainingError, match=r"before: ValueError: it ran\. Run it without tfopt first"):
         tune_script(str(script), [], TuneConfig(), directory=tmp_path / "run")
+    strict = tmp_path / "strict.py"
+    strict.write_text("import argparse; argparse.ArgumentParser(prog='strict').error('no --out')")
+    with pytest.raises(TrainingError, match=r"exit code 2 before: strict: error: no --out\. Run it without tfopt"):
+        tune_script(str(strict), [], TuneConfig())
     for changed in (["--epochs", "2"], []):  # other arguments, then other contents
         with pytest.raises(ConfigError, match="which has another search"):
             tune_script(str(script), changed, TuneConfig(), directory=tmp_path / "run")

@@ -114,12 +114,14 @@ def exclusive(directory: Path) -> Iterator[None]:
 
 def _held(directory: Path) -> int:
     """Makes a directory if needed, and locks it. Returns its descriptor, which holds the lock."""
+    missing = OSError(errno.EAGAIN, "others make and remove it all the time")
     for _ in range(ATTEMPTS):
         try:
             directory.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(directory, os.O_RDONLY)
-        except FileNotFoundError:
-            continue  # its last holder has removed it meanwhile
+        except FileNotFoundError as error:
+            missing = error  # its last holder has removed it meanwhile, or none can be made there, as in /proc
+            continue
         except OSError as error:
             raise _not_writable(directory, error) from error
         try:
@@ -135,7 +137,7 @@ def _held(directory: Path) -> int:
         if held:
             return descriptor
         os.close(descriptor)  # the last holder has removed it: it was empty
-    raise _not_writable(directory, OSError(errno.EAGAIN, "others make and remove it all the time"))
+    raise _not_writable(directory, missing)
 
 
 def check_target(final: Path) -> None:

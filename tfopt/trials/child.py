@@ -14,6 +14,7 @@ from tfopt.atomic.files import write_text
 from tfopt.settings.calls import import_code
 from tfopt.terminal import without_colors
 
+STDIN = 0
 REQUEST, ANSWER = "request.json", "answer.json"
 
 
@@ -29,8 +30,13 @@ def answer(directory: Path) -> None:
 
 
 def _end_with_parent() -> None:
-    """Ends this process when the parent does, also if that is killed: nothing else closes the pipe."""
-    sys.stdin.buffer.read()
+    """Ends this process when the parent does, also if that is killed: nothing else closes the pipe.
+
+    It does not read from sys.stdin, which would be locked meanwhile: a fork of this process, such as a worker of the
+    user's multiprocessing, closes sys.stdin first, and would wait for ever.
+    """
+    while os.read(STDIN, 1):
+        continue
     os._exit(1)
 
 

@@ -21,6 +21,7 @@ from tfopt.atomic.checked_json import read_as_written, with_checksum
 from tfopt.atomic.files import clear_leftovers, write_text, writing_to
 from tfopt.atomic.own_files import json_in
 from tfopt.child_processes import Process, end, exit_code, signal_group
+from tfopt.errors import ConfigError, TrainingError
 from tfopt.exporting.verification.process import ENDED_FROM_OUTSIDE
 from tfopt.report import Record
 from tfopt.trials.child import ANSWER, REQUEST
@@ -119,6 +120,21 @@ def call_apart(
     )
     write_text(directory / OUTCOME, json.dumps(with_checksum(outcome.to_dict())))
     return outcome
+
+
+def raise_own(failure: str) -> None:
+    """Raises the error of tfopt's own that ended a call, which says the cause and the remedy. Others are left alone.
+
+    Example:
+        >>> raise_own("ValueError: bad shape")
+        >>> raise_own("ConfigError: data must be batches. Received: none. Pass batches.")
+        Traceback (most recent call last):
+        tfopt.errors.ConfigError: data must be batches. Received: none. Pass batches.
+    """
+    kind, _, words = failure.partition(": ")
+    for each in (ConfigError, TrainingError):
+        if kind == each.__name__:
+            raise each(words)
 
 
 def read_outcome(directory: Path) -> Outcome | None:

@@ -28,6 +28,7 @@ CLOSE = 1.05
 # Goyal et al. 2017 (arXiv:1706.02677) let the rate rise for 5 of 90 epochs. In a short training, 5 would be too many.
 WARMUP_EPOCHS, WARMUP_SHARE = 5.0, 0.1
 FEW_STEPS = 10  # of an epoch
+SMALLEST = "the smallest batch that is about as fast as the fastest"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +106,8 @@ def advise(
         size, reason = global_batch_size, "as asked"
     else:
         size, reason = _choose(training, largest, knee or largest, rates or {}, noise, replicas, examples)
+        if knee is None and reason == SMALLEST:
+            reason = "the largest that was trained; its speed is unknown"
     decisions = [Decision(setting="global_batch_size", value=str(size), reason=reason)]
     settings: dict[str, int | float] = {"global_batch_size": size}
 
@@ -159,7 +162,7 @@ def _choose(
             if most < largest * replicas:
                 return size, f"all {examples:,} training examples"
             return size, "the most that fits into memory at once"
-        return size, "the smallest batch that is about as fast as the fastest"
+        return size, SMALLEST
     # in proportion to the time until a loss is reached
     times = {size: (size + scale) / rate for size, rate in speeds.items()}
     best = min(times.values())
@@ -205,6 +208,6 @@ def _steps(
     if examples is None:
         return None
     steps = examples // size if training.drop_remainder else -(-examples // size)
-    few = f"; so few steps may not suffice in {training.epochs} epochs" if steps < FEW_STEPS else ""
+    few = "; so few steps need more epochs, or a smaller batch" if steps < FEW_STEPS else ""
     decide("steps_per_epoch", steps, f"{examples:,} examples{few}")
     return steps

@@ -19,7 +19,7 @@ from tfopt.recipe import Recipe
 from tfopt.report import Decision
 from tfopt.settings.validation import check_type
 from tfopt.training import TrainingConfig
-from tfopt.trials.process import Outcome, call_apart
+from tfopt.trials.process import Outcome, call_apart, raise_own
 from tfopt.tuning.advice import advise
 from tfopt.tuning.config import BatchSizeConfig
 from tfopt.tuning.limit import Limit, find_limit
@@ -194,6 +194,7 @@ class _Search:
                 seen = outcome.result["seen"]
                 return throughput_of({each["size"] * replicas: each["examples_per_s"] for each in seen}), ""
             reason = outcome.failure
+            raise_own(reason)
             sizes = sizes[:-1]  # several sizes in one process need more memory than the largest alone
         return None, reason
 

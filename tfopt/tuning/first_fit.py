@@ -70,8 +70,8 @@ def facts_of_fit(fit: Fit, training: Training, examples: int | None) -> Facts:
         fixed["steps_per_execution"] = f"{fit.at} has one step per call because {reason}"
     if found := obstacle(model, fit.compiled_at):
         fixed |= dict.fromkeys(values, f"{found.name}: {found.reason}")
-    trained = examples and math.floor(examples * (1 - (fit.given.get("validation_split") or 0)))
-    steps = fit.given.get("steps_per_epoch") or (trained and math.ceil(trained / training.batch))
+    trained = in_an_epoch(fit, training, examples)
+    steps = trained and math.ceil(trained / training.batch)
     return Facts(
         values=values,
         fixed=fixed,
@@ -81,6 +81,13 @@ def facts_of_fit(fit: Fit, training: Training, examples: int | None) -> Facts:
         compiled_at="" if fit.compiled_with is None or built_under(model) is not None else fit.compiled_at,
         compiled_with=fit.compiled_with or (),
     )
+
+
+def in_an_epoch(fit: Fit, training: Training, examples: int | None) -> int | None:
+    """Returns how many examples an epoch of a script's fit trains on, of those that its data has."""
+    if steps := fit.given.get("steps_per_epoch"):
+        return int(steps) * training.batch
+    return examples and math.floor(examples * (1 - (fit.given.get("validation_split") or 0)))
 
 
 def training_of(fit: Fit, *, rebatches: bool) -> tuple[Training, int | None]:

@@ -20,7 +20,7 @@ from typing import Any
 from tfopt.errors import ConfigError, TrainingError
 from tfopt.report import Record
 from tfopt.report.formatting import memory_size
-from tfopt.trials.process import Outcome
+from tfopt.trials.process import Outcome, raise_own
 from tfopt.tuning.limit import Limit
 
 NEAR = 1.05  # two batches whose ratio is less than this need not be told apart
@@ -30,7 +30,9 @@ FIRST_STEP = 16  # from one example, where nothing estimates the slope
 OF_MEMORY = re.compile(
     r"ResourceExhausted|OOM|[Oo]ut of memory|MemoryError|bad_alloc|[Cc]annot allocate memory|CUDA_ERROR_OUT_OF_MEMORY"
     r"|SIGKILL|exit code (-?6|-?11|134|139)|can't start new thread|Resource temporarily unavailable|was too large"
+    r"|[Ff]ailed to allocate|ALLOC_FAILED|NOT_INITIALIZED|^it took over"
 )
+MOST_WORDS = 300  # letters of an error: those of TensorFlow hold whole tracebacks
 RunTrial = Callable[[int, bool], Outcome]
 
 
@@ -150,7 +152,11 @@ def find_largest(run: RunTrial, limit: Limit, examples: int | None, most: int | 
     slope = _slope(estimates)
     estimated = None if slope is None else _meets([(1, trials[0].peak_bytes or 0)], limit, slope, most)
     while (size := _next(trials, limit, slope, most)) is not None and len(trials) < most_trials:
-        trials.append(_trial(size, run(size, False), limit))
+        outcome = run(size, False)
+        _check_is_memory(
+            outcome.failure, f"with {size} examples on each replica, though fewer trained. Set max_batch_size below it."
+        )
+        trials.append(_trial(size, outcome, limit))
     largest = max(each.per_replica_batch_size for each in trials if each.fits)
     ended = "the next larger batch does not fit"
     if size is not None:
@@ -170,7 +176,11 @@ def find_largest(run: RunTrial, limit: Limit, examples: int | None, most: int | 
 
 def _trial(size: int, outcome: Outcome, limit: Limit) -> MemoryTrial:
     trial = MemoryTrial(
-        per_replica_batch_size=size, fits=False, peak_bytes=None, seconds=outcome.seconds, reason=outcome.failure
+        per_replica_batch_size=size,
+        fits=False,
+        peak_bytes=None,
+        seconds=outcome.seconds,
+        reason=_in_a_line(outcome.failure),
     )
     if outcome.failure:
         return trial
@@ -188,10 +198,24 @@ def _check_first(first: MemoryTrial, limit: Limit) -> None:
             f"One example on each replica must fit into the memory. Received: {limit}; {first.reason}. Raise the "
             "limit, or make the model smaller."
         )
-    raise TrainingError(
-        f"The training must run in a process of its own. Received: {first.reason}, with one example in a step. Layers "
-        "of your own need keras.saving.register_keras_serializable, and a module that another process can import."
+    _check_is_memory(
+        first.reason,
+        "with one example in a step. Layers of your own need keras.saving.register_keras_serializable, and a module "
+        "that another process can import.",
     )
+
+
+def _check_is_memory(failure: str, remedy: str) -> None:
+    """Raises what ended a trial, if that was neither its memory nor its time."""
+    if not failure or OF_MEMORY.search(failure):
+        return
+    raise_own(failure)
+    raise TrainingError(f"The training must run in a process of its own. Received: {_in_a_line(failure)}, {remedy}")
+
+
+def _in_a_line(failure: str) -> str:
+    words = " ".join(failure.split())
+    return words if len(words) <= MOST_WORDS else f"{words[:MOST_WORDS]} ..."
 
 
 def _check_enough(examples: int | None, replicas: int) -> None:

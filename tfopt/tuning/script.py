@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import re
 import shlex
 import signal
 import weakref
@@ -23,6 +24,7 @@ from tfopt.errors import TrainingError
 from tfopt.scripts.accelerate import AccelerateHook
 from tfopt.scripts.hook import script_line
 from tfopt.scripts.run_script import run_script
+from tfopt.trials.process import LOG
 from tfopt.tuning.limit import kept, of_json
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from tfopt.tuning.first_fit import Fit
 
 TERMINATED = 128 + signal.SIGTERM
+OF_TENSORFLOW = re.compile(r"[IWEF]\d{4} |WARNING: All log messages")
 SEED = 0  # of the trials of scripts that set none: the losses of two trials are compared
 
 
@@ -40,17 +43,14 @@ def train(
     with kept(of_json(limit), Path(directory)) as used:
 
         def measure(fit: Fit) -> dict[str, Any]:
-            from tfopt.tuning.first_fit import training_of
+            from tfopt.tuning.first_fit import in_an_epoch, training_of
             from tfopt.tuning.trial import Trial, measured
 
             training, examples = training_of(fit, rebatches=True)
-            return {
-                **measured(training, Trial(**trial), used, Path(directory)),
-                "examples": examples,
-                "largest": None,
-            }
+            found = measured(training, Trial(**trial), used, Path(directory))
+            return {**found, "examples": in_an_epoch(fit, training, examples), "largest": None}
 
-        return _at_first_fit(workload, measure)
+        return _at_first_fit(workload, Path(directory), measure)
 
 
 def compare(
@@ -75,7 +75,7 @@ def compare(
                     "facts": None if hook else facts_of_fit(fit, training, examples).to_dict(),
                 }
 
-        return _at_first_fit(workload, measure, hook)
+        return _at_first_fit(workload, Path(directory), measure, hook)
 
 
 def accelerated(settings: Mapping[str, Any]) -> AccelerateHook | None:
@@ -144,7 +144,10 @@ def lines(settings: Mapping[str, Any], facts: Facts) -> tuple[str, ...]:
 
 
 def _at_first_fit(
-    workload: Mapping[str, Any], measure: Callable[[Fit], dict[str, Any]], hook: AccelerateHook | None = None
+    workload: Mapping[str, Any],
+    directory: Path,
+    measure: Callable[[Fit], dict[str, Any]],
+    hook: AccelerateHook | None = None,
 ) -> dict[str, Any]:
     """Runs a script until its first fit, and returns what was measured there."""
 
@@ -162,11 +165,13 @@ def _at_first_fit(
     if first.error is not None:
         raise first.error
     if first.found is None:
-        cause = "".join(f": {_in_a_line(each)}" for each in errors)
+        received = "no call of it"
+        if code:
+            cause = _in_a_line(errors[-1]) if errors else _last_line(directory / LOG)  # argparse has said it there
+            received = f"{workload['name']}, which ended with exit code {code} before{cause and f': {cause}'}"
         raise TrainingError(
-            "The script must train with keras.Model.fit. Received: "
-            + (f"{workload['name']}, which ended with exit code {code} before{cause}" if code else "no call of it")
-            + ". With --directory, the log.txt of the trial has its output."
+            f"The script must train with keras.Model.fit. Received: {received.rstrip('.')}. Run it without tfopt first."
+            " With --directory, the log.txt of the trial has its output."
         )
     return first.found
 
@@ -174,6 +179,12 @@ def _at_first_fit(
 def _in_a_line(error: BaseException) -> str:
     words = " ".join(str(error).split())[:300]
     return words if isinstance(error, SystemExit) else f"{type(error).__name__}: {words}"
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.is_file() else []
+    said = [" ".join(each.split())[:300] for each in lines if each.strip() and not OF_TENSORFLOW.match(each)]
+    return said[-1] if said else ""
 
 
 class _FirstFit:

@@ -95,7 +95,8 @@ def _of_dataset(
 ) -> ScriptData:
     def arguments(size: int, steps: int) -> dict[str, Any]:
         repeated = batched.repeat()
-        repeated = repeated.rebatch(size) if rebatches else repeated
+        if rebatches:
+            repeated = repeated.rebatch(size) if _is_even(batched) else repeated.unbatch().padded_batch(size)
         return {**own, "x": repeated, "steps_per_epoch": steps, "shuffle": False}
 
     inputs, batch = _inputs(first)
@@ -105,14 +106,15 @@ def _of_dataset(
 def _of_py_dataset(data: keras.utils.PyDataset, own: Mapping[str, Any], *, rebatches: bool) -> ScriptData:
     first, batches = data[0], data.num_batches
     inputs, batch = _inputs(first)
-    examples = None if batches is None else batches * batch
+    last = first if batches is None else data[batches - 1]
+    examples = None if batches is None else (batches - 1) * batch + _inputs(last)[1]
     if rebatches:
 
         def again() -> Iterator[Any]:
             yield from (data[place] for place in (itertools.count() if batches is None else range(batches)))
             data.on_epoch_end()
 
-        return _of_dataset(_as_dataset(again, first), first, own, examples, rebatches=True)
+        return _of_dataset(_as_dataset(again, first, last), first, own, examples, rebatches=True)
 
     def arguments(size: int, steps: int) -> dict[str, Any]:
         return {**own, "x": data, "steps_per_epoch": steps if batches is None else min(steps, batches)}
@@ -139,7 +141,8 @@ def _of_generator(data: Iterator[Any], own: Mapping[str, Any], steps: int | None
     inputs, batch = _inputs(first)
     examples = steps * batch
     if rebatches:
-        return _of_dataset(_as_dataset(source.read, first), first, own, examples, rebatches=True, check=check)
+        other = next(source.read(), first)
+        return _of_dataset(_as_dataset(source.read, first, other), first, own, examples, rebatches=True, check=check)
 
     def arguments(size: int, steps: int) -> dict[str, Any]:
         return {**own, "x": source.read(), "steps_per_epoch": steps}
@@ -174,8 +177,18 @@ def _inputs(batch: Any) -> tuple[Any, int]:
     return inputs, int(tf.nest.flatten(inputs)[0].shape[0])
 
 
-def _as_dataset(batches: Callable[[], Iterator[Any]], first: Any) -> tf.data.Dataset:
-    """Returns a data set of batches of any size that Python makes, with the types that Keras gives them."""
+def _is_even(batched: tf.data.Dataset) -> bool:
+    """Returns whether the examples of all batches have one shape, or no dense one: others are padded to the longest."""
+    specs = tf.nest.flatten(batched.element_spec)
+    dense = all(isinstance(each, tf.TensorSpec) and each.shape.rank for each in specs)
+    return not dense or all(each.shape[1:].is_fully_defined() for each in specs)
+
+
+def _as_dataset(batches: Callable[[], Iterator[Any]], first: Any, other: Any) -> tf.data.Dataset:
+    """Returns a data set of the batches that Python makes, with the types that Keras gives them.
+
+    Sizes in which two batches differ are open. So a model that is built by its data knows the others.
+    """
 
     def tensors(value: Any) -> Any:
         if isinstance(value, Mapping):
@@ -185,7 +198,11 @@ def _as_dataset(batches: Callable[[], Iterator[Any]], first: Any) -> tf.data.Dat
         array = np.asarray(value)
         return array.astype(keras.config.floatx()) if array.dtype.kind == "f" else array
 
-    signature = tf.nest.map_structure(lambda each: tf.TensorSpec([None] * each.ndim, each.dtype), tensors(first))
+    def spec(one: np.ndarray, another: np.ndarray) -> tf.TensorSpec:
+        sizes = zip(one.shape[1:], another.shape[1:], strict=True)
+        return tf.TensorSpec([None, *(size if size == also else None for size, also in sizes)], one.dtype)
+
+    signature = tf.nest.map_structure(spec, tensors(first), tensors(other))
     return tf.data.Dataset.from_generator(lambda: map(tensors, batches()), output_signature=signature)
 
 

@@ -33,6 +33,7 @@ from tfopt.recipe.kept import keep
 from tfopt.settings.validation import check_type
 from tfopt.timing import Estimate, shown_ratio
 from tfopt.training import TrainingConfig
+from tfopt.trials.process import raise_own
 from tfopt.tuning.comparison import LOSS_STEPS
 from tfopt.tuning.config import TuneConfig
 from tfopt.tuning.exploration import Exploration, trial_name
@@ -244,9 +245,7 @@ class _Search:
                 "Raise them, or shorten the input pipeline's start."
             )
         if outcome.failure:
-            of_settings = ConfigError.__name__ + ": "
-            if outcome.failure.startswith(of_settings):
-                raise ConfigError(outcome.failure.removeprefix(of_settings))
+            raise_own(outcome.failure)
             remedy = (
                 "Layers of your own need keras.saving.register_keras_serializable, and a module that another process "
                 "can import."
