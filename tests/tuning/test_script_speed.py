@@ -267,7 +267,7 @@ def test_a_stall_makes_no_short_epoch_a_window():
     class Stall(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             if asked[-1] == 4 and asked.count(4) == 1:
-                time.sleep(0.5)
+                time.sleep(2.0)
 
     def data(examples, steps):
         asked.append(steps)
