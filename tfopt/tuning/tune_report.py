@@ -145,7 +145,8 @@ class TuneReport(Record, Shown):
         rows += [("or change", line) for line in self.lines]
         if self.kept:
             rows.append(("kept", f"{self.kept}, which later runs of this recipe here use"))
-        left = [(name, reason) for name, reason in self.left_out.items()]
+        reasons = dict.fromkeys(self.left_out.values())
+        left = [(", ".join(name for name, of in self.left_out.items() if of == each), each) for each in reasons]
         return Sheet(
             title=f"speed settings of {self.name}",
             tables=[
