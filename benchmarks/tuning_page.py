@@ -11,7 +11,8 @@ from page_tables import Table, read
 def largest_batches() -> Table:
     rows = [["model", "replicas", "hard limit", "estimated", "found", "largest that trains", "share", "trials"]]
     for name, each in read("tuning")["memory"]["cases"].items():
-        numbers = [f"{each['limit_bytes'] / 1e9:g} GB", *(f"{each[key]:,}" for key in ("estimated", "found", "true"))]
+        estimated = "none" if each["estimated"] is None else f"{each['estimated']:,}"
+        numbers = [f"{each['limit_bytes'] / 1e9:g} GB", estimated, f"{each['found']:,}", f"{each['true']:,}"]
         rows.append([f"`{name}`", str(each["replicas"]), *numbers, f"{each['share']:.1%}", str(each["trials"])])
     return rows
 
@@ -48,6 +49,8 @@ def cost() -> Table:
 def scaled() -> Table:
     rows = [["recipe", "training", "batch", "learning rate", "median accuracy", "worst", "against the original"]]
     for name, kinds in read("scaled_rates")["recipes"].items():
+        if "scaled" not in kinds:  # it has begun
+            continue
         original = statistics.median(kinds["original"]["scores"].values())
         for kind, found in kinds.items():
             scores, settings = list(found["scores"].values()), found["settings"]
