@@ -24,7 +24,6 @@ from tfopt.errors import TrainingError
 from tfopt.scripts.accelerate import AccelerateHook
 from tfopt.scripts.hook import script_line
 from tfopt.scripts.run_script import run_script
-from tfopt.trials.process import LOG
 from tfopt.tuning.limit import kept, of_json
 
 if TYPE_CHECKING:
@@ -167,7 +166,7 @@ def _at_first_fit(
     if first.found is None:
         received = "no call of it"
         if code:
-            cause = _in_a_line(errors[-1]) if errors else _last_line(directory / LOG)  # argparse has said it there
+            cause = _in_a_line(errors[-1]) if errors else _last_line(directory)  # argparse has said it there
             received = f"{workload['name']}, which ended with exit code {code} before{cause and f': {cause}'}"
         raise TrainingError(
             f"The script must train with keras.Model.fit. Received: {received.rstrip('.')}. Run it without tfopt first."
@@ -181,7 +180,11 @@ def _in_a_line(error: BaseException) -> str:
     return words if isinstance(error, SystemExit) else f"{type(error).__name__}: {words}"
 
 
-def _last_line(log: Path) -> str:
+def _last_line(directory: Path) -> str:
+    """Returns what the process of a trial has said last."""
+    from tfopt.trials.process import LOG
+
+    log = directory / LOG
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.is_file() else []
     said = [" ".join(each.split())[:300] for each in lines if each.strip() and not OF_TENSORFLOW.match(each)]
     return said[-1] if said else ""
