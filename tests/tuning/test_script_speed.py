@@ -202,6 +202,8 @@ def test_all_fits_read_a_generator_on_and_its_end_is_an_error():
             short.fit(**short.data(4, 9), epochs=1, verbose=0)
     with pytest.raises(ConfigError, match="steps_per_epoch=None"):
         training(numbered(), steps_per_epoch=None)
+    with pytest.raises(ConfigError, match="one that has ended"):
+        training(numbered(0))
 
 
 class Words(keras.utils.PyDataset):

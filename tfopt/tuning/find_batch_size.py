@@ -23,7 +23,7 @@ from tfopt.trials.process import Outcome, call_apart, raise_own
 from tfopt.tuning.advice import advise
 from tfopt.tuning.config import BatchSizeConfig
 from tfopt.tuning.limit import Limit, find_limit
-from tfopt.tuning.memory import MemoryReport, find_largest, trial_folder
+from tfopt.tuning.memory import OF_MEMORY, MemoryReport, find_largest, trial_folder
 from tfopt.tuning.report import BatchSizeReport
 from tfopt.tuning.throughput import ThroughputReport, sizes_to_time, throughput_of
 from tfopt.tuning.trial import Trial
@@ -194,7 +194,8 @@ class _Search:
                 seen = outcome.result["seen"]
                 return throughput_of({each["size"] * replicas: each["examples_per_s"] for each in seen}), ""
             reason = outcome.failure
-            raise_own(reason)
+            if not OF_MEMORY.search(reason):
+                raise_own(reason)
             sizes = sizes[:-1]  # several sizes in one process need more memory than the largest alone
         return None, reason
 

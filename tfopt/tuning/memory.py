@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from tfopt.errors import ConfigError, TrainingError
 from tfopt.report import Record
@@ -30,8 +30,9 @@ FIRST_STEP = 16  # from one example, where nothing estimates the slope
 OF_MEMORY = re.compile(
     r"ResourceExhausted|OOM|[Oo]ut of memory|MemoryError|bad_alloc|[Cc]annot allocate memory|CUDA_ERROR_OUT_OF_MEMORY"
     r"|SIGKILL|exit code (-?6|-?11|134|139)|can't start new thread|Resource temporarily unavailable|was too large"
-    r"|[Ff]ailed to allocate|ALLOC_FAILED|NOT_INITIALIZED|^it took over"
+    r"|[Ff]ailed to allocate|ALLOC_FAILED|NOT_INITIALIZED"
 )
+TOOK_LONG = "it took over"
 MOST_WORDS = 300  # letters of an error: those of TensorFlow hold whole tracebacks
 RunTrial = Callable[[int, bool], Outcome]
 
@@ -142,7 +143,7 @@ def find_largest(run: RunTrial, limit: Limit, examples: int | None, most: int | 
     """
     outcome = run(1, True)
     trials = [_trial(1, outcome, limit)]
-    _check_first(trials[0], limit)
+    _check_first(trials[0], outcome.failure, limit)
     replicas = int(outcome.result["replicas"])
     examples = outcome.result.get("examples", examples)  # only a script's fit knows them
     _check_enough(examples, replicas)
@@ -153,9 +154,10 @@ def find_largest(run: RunTrial, limit: Limit, examples: int | None, most: int | 
     estimated = None if slope is None else _meets([(1, trials[0].peak_bytes or 0)], limit, slope, most)
     while (size := _next(trials, limit, slope, most)) is not None and len(trials) < most_trials:
         outcome = run(size, False)
-        _check_is_memory(
-            outcome.failure, f"with {size} examples on each replica, though fewer trained. Set max_batch_size below it."
-        )
+        if outcome.failure and not OF_MEMORY.search(outcome.failure) and not outcome.failure.startswith(TOOK_LONG):
+            _raise(
+                outcome.failure, f"{size} examples on each replica, though fewer trained. Set max_batch_size below it."
+            )
         trials.append(_trial(size, outcome, limit))
     largest = max(each.per_replica_batch_size for each in trials if each.fits)
     ended = "the next larger batch does not fit"
@@ -190,27 +192,27 @@ def _trial(size: int, outcome: Outcome, limit: Limit) -> MemoryTrial:
     return replace(trial, fits=fits, peak_bytes=peak, reason=reason)
 
 
-def _check_first(first: MemoryTrial, limit: Limit) -> None:
+def _check_first(first: MemoryTrial, failure: str, limit: Limit) -> None:
     if first.fits:
         return
-    if first.peak_bytes is not None or OF_MEMORY.search(first.reason):
+    if first.peak_bytes is not None or OF_MEMORY.search(failure):
         raise ConfigError(
             f"One example on each replica must fit into the memory. Received: {limit}; {first.reason}. Raise the "
             "limit, or make the model smaller."
         )
-    _check_is_memory(
-        first.reason,
-        "with one example in a step. Layers of your own need keras.saving.register_keras_serializable, and a module "
-        "that another process can import.",
+    _raise(
+        failure,
+        "one example in a step. Layers of your own need keras.saving.register_keras_serializable, and a module that "
+        "another process can import.",
     )
 
 
-def _check_is_memory(failure: str, remedy: str) -> None:
-    """Raises what ended a trial, if that was neither its memory nor its time."""
-    if not failure or OF_MEMORY.search(failure):
-        return
+def _raise(failure: str, remedy: str) -> NoReturn:
+    """Raises what ended a trial that had memory enough."""
     raise_own(failure)
-    raise TrainingError(f"The training must run in a process of its own. Received: {_in_a_line(failure)}, {remedy}")
+    raise TrainingError(
+        f"The training must run in a process of its own. Received: {_in_a_line(failure)}, with {remedy}"
+    )
 
 
 def _in_a_line(failure: str) -> str:

@@ -166,7 +166,7 @@ def _at_first_fit(
     if first.found is None:
         received = "no call of it"
         if code:
-            cause = _in_a_line(errors[-1]) if errors else _last_line(directory)  # argparse has said it there
+            cause = _cause(errors[-1]) if errors else _last_line(directory)  # argparse has said it there
             received = f"{workload['name']}, which ended with exit code {code} before{cause and f': {cause}'}"
         raise TrainingError(
             f"The script must train with keras.Model.fit. Received: {received.rstrip('.')}. Run it without tfopt first."
@@ -175,7 +175,7 @@ def _at_first_fit(
     return first.found
 
 
-def _in_a_line(error: BaseException) -> str:
+def _cause(error: BaseException) -> str:
     words = " ".join(str(error).split())[:300]
     return words if isinstance(error, SystemExit) else f"{type(error).__name__}: {words}"
 

@@ -129,7 +129,7 @@ def _of_generator(data: Iterator[Any], own: Mapping[str, Any], steps: int | None
             "steps_per_epoch=None. Make a keras.utils.PyDataset or a tf.data.Dataset of it, or set steps_per_epoch."
         )
     source = _Source(data)
-    first = source.next()
+    first = next(source.read(), None)
 
     def check() -> None:
         if source.has_ended:
@@ -138,6 +138,7 @@ def _of_generator(data: Iterator[Any], own: Mapping[str, Any], steps: int | None
                 "begin again (`while True`), or make a keras.utils.PyDataset or a tf.data.Dataset of it."
             )
 
+    check()
     inputs, batch = _inputs(first)
     examples = steps * batch
     if rebatches:
@@ -157,14 +158,11 @@ class _Source:
         self._batches, self._lock = batches, threading.Lock()
         self.has_ended = False
 
-    def next(self) -> Any:
-        with self._lock:
-            return next(self._batches)
-
     def read(self) -> Iterator[Any]:
         while True:
             try:
-                batch = self.next()
+                with self._lock:
+                    batch = next(self._batches)
             except StopIteration:
                 self.has_ended = True
                 return
