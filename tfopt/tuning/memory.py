@@ -32,7 +32,11 @@ OF_MEMORY = re.compile(
     r"|SIGKILL|exit code (-?6|-?11|134|139)|can't start new thread|Resource temporarily unavailable|was too large"
     r"|[Ff]ailed to allocate|ALLOC_FAILED|NOT_INITIALIZED"
 )
-TOOK_LONG = "it took over"
+# Errors that want of memory does not become. Others may be of it whatever they say: oneDNN's "could not execute a
+# primitive" is an AbortedError.
+OF_THE_PROGRAM = re.compile(
+    r"(Value|Type|Key|Index|Attribute|NotImplemented|InvalidArgument|FailedPrecondition|Unimplemented|Config|Training)Error"
+)
 MOST_WORDS = 300  # letters of an error: those of TensorFlow hold whole tracebacks
 RunTrial = Callable[[int, bool], Outcome]
 
@@ -154,7 +158,7 @@ def find_largest(run: RunTrial, limit: Limit, examples: int | None, most: int | 
     estimated = None if slope is None else _meets([(1, trials[0].peak_bytes or 0)], limit, slope, most)
     while (size := _next(trials, limit, slope, most)) is not None and len(trials) < most_trials:
         outcome = run(size, False)
-        if outcome.failure and not OF_MEMORY.search(outcome.failure) and not outcome.failure.startswith(TOOK_LONG):
+        if OF_THE_PROGRAM.match(outcome.failure) and not OF_MEMORY.search(outcome.failure):
             _raise(
                 outcome.failure, f"{size} examples on each replica, though fewer trained. Set max_batch_size below it."
             )
