@@ -7,7 +7,7 @@ of training, `tfopt.NoiseScale` measures batches that are drawn with replacement
 halves of batches of one part. The exact noise scale is computed from the gradient of each of the examples.
 
 The cost is the time of a step with the callback over that without it, in turns of a short `fit`. The callback measures
-OFTEN times as often as by default, and what it adds is divided by OFTEN: so the cost by default, under 1%, is told from
+OFTEN times as often as by default, and what it adds is divided by OFTEN: so the cost by default, some 1%, is told from
 the noise of a machine that others use too. The interval is that of the median.
 
 Results go to benchmarks/results/noise_scale.json. The run takes ten minutes on two cores.

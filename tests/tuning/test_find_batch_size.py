@@ -186,6 +186,16 @@ def test_a_script_is_searched_as_it_is(tmp_path, capsys, data):
 
 
 @pytest.mark.slow
+def test_a_generator_that_ends_ends_the_search_wherever_it_does(tmp_path, capsys):
+    script = tmp_path / "train.py"
+    few = "(each for each in [(x[:10], y[:10])] * 13), steps_per_epoch=100"  # enough for the memory, not for the speed
+    script.write_text(SCRIPT.format(more="", data=few))
+    words = ["--only", "batch-size", "--window-s", "0.02", "--turns", "6", "--max-batch-size", "2"]
+    assert main(["tune", *words, str(script), "3"]) == 2
+    assert "A generator must have no end" in capsys.readouterr().err
+
+
+@pytest.mark.slow
 def test_a_script_that_fails_is_the_cause_at_the_first_trial(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("raise ValueError('no such file')")
