@@ -39,7 +39,7 @@ from tfopt.timing import estimate, in_turns
 from tfopt.training.step.noise import EVERY_HALVES, EVERY_PARTS
 
 RESULTS = Path(__file__).parent / "results"
-CLASSES, BATCH, CHUNK = 10, 64, 128
+CLASSES, BATCH = 10, 64
 PARTS = {"micro-batches": 4, "halves": 1}  # the accumulate of each way of measuring
 STEPS, OFTEN = 512, 8  # steps of a timed epoch, and how many times as often as by default they are measured
 
@@ -119,16 +119,18 @@ def estimates(build: Callable[[], keras.Model], x: np.ndarray, y: np.ndarray, op
 
 def exact(model: keras.Model, x: np.ndarray, y: np.ndarray) -> float:
     """Returns the noise scale from the gradient of each example."""
-    weights = [each.value for each in model.trainable_weights]
-    total, squares = 0.0, 0.0
-    for begin in range(0, len(x), CHUNK):
+
+    @tf.function
+    def gradient(one: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
-            losses = keras.losses.sparse_categorical_crossentropy(
-                y[begin : begin + CHUNK], model(x[begin : begin + CHUNK]), from_logits=True
-            )
-        each = [np.asarray(one, "float64").reshape(len(losses), -1) for one in tape.jacobian(losses, weights)]
-        gradients = np.concatenate(each, 1)
-        total, squares = total + gradients.sum(0), squares + np.sum(gradients**2)
+            value = keras.losses.sparse_categorical_crossentropy(target, model(one), from_logits=True)
+        found = tape.gradient(value, [each.value for each in model.trainable_weights])
+        return tf.concat([tf.reshape(each, [-1]) for each in found], 0)
+
+    total, squares = 0.0, 0.0
+    for one in range(len(x)):
+        each = gradient(tf.constant(x[one : one + 1]), tf.constant(y[one : one + 1])).numpy().astype("float64")
+        total, squares = total + each, squares + np.sum(each**2)
     mean = np.sum((total / len(x)) ** 2)
     return float((squares / len(x) - mean) / mean)
 

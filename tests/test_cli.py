@@ -520,7 +520,6 @@ def test_a_killed_run_leaves_no_half_written_artifact(workplace, fresh_python):
             [fresh_python.interpreters["tfopt"], "-m", "tfopt.cli", "run", "tiny.toml"],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,
         )
         artifacts = workplace / "artifacts"
         deadline = time.monotonic() + (300 if attempt % 2 else generator.uniform(1, 5))
@@ -532,9 +531,7 @@ def test_a_killed_run_leaves_no_half_written_artifact(workplace, fresh_python):
                 break
             time.sleep(0.002)
         killed += process.poll() is None
-        with contextlib.suppress(ProcessLookupError):  # it has ended
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        fresh_python.kill(process)
         for name in ("float32", "pruned", "int8"):
             assert intact(artifacts / name), (attempt, name)
     assert killed

@@ -71,6 +71,7 @@ def main():
     if not can_be_forked(settings, words):
         os.execv(settings["python"], [settings["python"], *words])
     with connect(directory, settings) as connection:
+        (directory / f"program-{os.getpid()}").touch()  # the server removes it when the program has ended
         # Who leads a group gets what is sent to all of it, and passes it on to all of the program's.
         group = 0 if os.getpgrp() == os.getpid() else os.getpgrp()
         request = {"words": words, "directory": str(Path.cwd()), "environment": dict(os.environ), "group": group}

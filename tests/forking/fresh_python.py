@@ -12,6 +12,7 @@ import os
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,4 +103,19 @@ class FreshPython:
             try:
                 yield process
             finally:
-                process.kill()
+                self.kill(process)
+
+    @staticmethod
+    def kill(process: subprocess.Popen[Any], within_s: float = 60) -> None:
+        """Kills a process of one of the interpreters, and waits until its program has ended, and holds no lock.
+
+        `process.wait()` waits only for the client, whose program the server kills a moment later.
+        """
+        process.kill()
+        process.wait()
+        words = process.args
+        program = Path(words[0] if isinstance(words, list) else words).with_name(f"program-{process.pid}")
+        deadline = time.monotonic() + within_s
+        while program.exists():
+            assert time.monotonic() < deadline, "the program of a killed process has not ended"
+            time.sleep(0.005)

@@ -15,6 +15,7 @@ import random
 import select
 import signal
 import socket
+import struct
 import sys
 import tempfile
 import threading
@@ -23,7 +24,7 @@ from pathlib import Path
 from types import ModuleType
 
 
-def serve(listener, is_needed):
+def serve(listener, directory, is_needed):
     """Forks a process for every client that connects."""
     attending = set()
     while is_needed():
@@ -33,16 +34,21 @@ def serve(listener, is_needed):
             process = os.fork()
             if process == 0:
                 listener.close()
-                attend(connection)
+                attend(connection, directory)
             attending.add(process)
             connection.close()
 
 
-def attend(connection):
+def attend(connection, directory):
     """Forks one client's program, ends it when the client is gone, and tells the client how it ended."""
+    client, _, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     content, files, _, _ = socket.recv_fds(connection, 1 << 16, 3)
     while not content.endswith(b"\n"):
-        content += connection.recv(1 << 16)
+        part = connection.recv(1 << 16)
+        if not part:  # the client was killed before it had asked for anything
+            (directory / f"program-{client}").unlink(missing_ok=True)
+            os._exit(0)
+        content += part
     request = json.loads(content)
     program = os.fork()
     if program == 0:
@@ -58,6 +64,7 @@ def attend(connection):
         with suppress(ProcessLookupError):
             (os.killpg if leads else os.kill)(program, signal.SIGKILL)
     code = os.waitstatus_to_exitcode(os.waitpid(program, 0)[1])
+    (directory / f"program-{client}").unlink(missing_ok=True)
     with suppress(ConnectionError):
         connection.sendall(json.dumps(code).encode() + b"\n")
     os._exit(0)
@@ -171,7 +178,8 @@ def main():
         listener.bind(str(directory / "binding"))
         listener.listen(64)
         (directory / "binding").rename(directory / "socket")  # it appears when it can be connected to
-        serve(listener, lambda: (directory / "settings.json").exists() and Path(f"/proc/{settings['tests']}").exists())
+        needed = (directory / "settings.json", Path(f"/proc/{settings['tests']}"))
+        serve(listener, directory, lambda: all(path.exists() for path in needed))
 
 
 if __name__ == "__main__":

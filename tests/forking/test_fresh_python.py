@@ -1,5 +1,6 @@
 """A forked program behaves as one that was started: its streams, its end, its signals, and what it can import."""
 
+import fcntl
 import itertools
 import os
 import signal
@@ -93,6 +94,25 @@ def test_the_program_ends_with_it(python, kill, options):
     while (left := Path("/proc", program).exists()) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not left
+
+
+HOLDS = """
+import fcntl
+lock = open(sys.argv[1], "w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+heavy = b"x" * (1 << 28)  # the kernel frees it before it gives the lock back
+print(forked, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_killed_program_has_given_back_its_locks(python, tmp_path):
+    for _ in range(2):
+        with python.running("-c", IS_FORKED + HOLDS, tmp_path / "lock", stdin=-1) as process:
+            assert process.stdout.readline() == "True\n"
+            python.kill(process)
+            with (tmp_path / "lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it raises BlockingIOError
 
 
 HANDLES = """

@@ -78,8 +78,7 @@ def test_a_search_that_was_killed_goes_on_with_the_same_trials(tmp_path, fresh_p
         end = time.monotonic() + 300
         while time.monotonic() < end and process.poll() is None and not first.is_file():
             time.sleep(0.05)
-        process.kill()
-        process.wait()
+        fresh_python.kill(process)
     assert first.is_file(), (tmp_path / "log.txt").read_text()
     end = time.monotonic() + 60
     while trials := [
