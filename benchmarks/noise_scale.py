@@ -36,7 +36,7 @@ import tfopt
 from tfopt.atomic.files import write_text
 from tfopt.hardware import detect
 from tfopt.timing import estimate, in_turns
-from tfopt.training.step.noise import EVERY_HALVES, EVERY_PARTS
+from tfopt.training.step.noise import EVERY
 
 RESULTS = Path(__file__).parent / "results"
 CLASSES, BATCH = 10, 64
@@ -142,8 +142,8 @@ def cost(
     keras.backend.clear_session()
     chosen = np.random.default_rng(0).integers(0, len(x), STEPS * BATCH)
     data = batches(x[chosen], y[chosen]).cache().prefetch(2)
-    sides, every = [], (EVERY_HALVES if accumulate == 1 else EVERY_PARTS) // OFTEN
-    for callbacks in ([tfopt.NoiseScale(every=every)], []):
+    sides = []
+    for callbacks in ([tfopt.NoiseScale(every=EVERY // OFTEN)], []):
         model = build()
         compiled(model, accumulate, "adam")
         sides.append(partial(turn, model, data, callbacks))

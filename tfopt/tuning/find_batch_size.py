@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfopt.atomic.directories import exclusive
 from tfopt.atomic.own_files import check_replaceable, write_own
 from tfopt.atomic.scratch import scratch_directory
-from tfopt.errors import ConfigError
+from tfopt.errors import ConfigError, TfoptError, TrainingError
 from tfopt.recipe import Recipe
 from tfopt.report import Decision
 from tfopt.settings.validation import check_type
 from tfopt.training import TrainingConfig
+from tfopt.training.distributed.cluster import Cluster
 from tfopt.trials.process import Outcome, call_apart, raise_own
 from tfopt.tuning.advice import advise
 from tfopt.tuning.config import BatchSizeConfig
@@ -27,7 +29,8 @@ from tfopt.tuning.memory import OF_MEMORY, MemoryReport, find_largest, trial_fol
 from tfopt.tuning.report import BatchSizeReport
 from tfopt.tuning.throughput import ThroughputReport, sizes_to_time, throughput_of
 from tfopt.tuning.trial import Trial
-from tfopt.tuning.workload import RECIPE, Workload, of_script, workload_of
+from tfopt.tuning.workers import agree, cluster_of, joined_strategy, sharing
+from tfopt.tuning.workload import RECIPE, Workload, of_script, recipe_or_model, workload_of
 
 REPORT = "batch_size.json"
 STARTS_S = 120.0  # for the start of a process, and the first trace of each batch size
@@ -52,8 +55,10 @@ def find_batch_size(
     counts as too large. Then the speed of the sizes that fit is timed in turns. The smallest size within 5% of the best
     is advised, with micro-batches if another is asked for that does not fit, and the learning rate for it.
 
-    Neither the model nor the global random generators change. A training of several workers is refused: search on each
-    kind of worker, and give all of them the least batch that was found.
+    Neither the model nor the global random generators change.
+
+    Each of several workers calls it, as each calls `fit`. They search on their own, then agree: the batch is the least
+    that any has found, and all get the same settings. The speeds are those of a worker without the network.
 
     Args:
         model_or_recipe: A compiled Keras model; or a recipe, its name or its .toml file.
@@ -61,7 +66,8 @@ def find_batch_size(
         config: The limit of memory, and how long to measure. None means BatchSizeConfig().
         training: Settings of a model's training, such as strategy="mirrored". None means those of the plan that
             `tfopt.compile` was given or, if Keras compiled the model, Keras' own step.
-        directory: Directory for the trials, their logs and batch_size.json. None keeps nothing.
+        directory: Directory for the trials, their logs and batch_size.json; of several workers, each has a directory in
+            it. None keeps nothing.
         on_step: Is called with a few words when a step begins.
     Returns: A report. `report.to_toml()` has the settings.
     Raises:
@@ -79,10 +85,15 @@ def find_batch_size(
     check_type("config", config, BatchSizeConfig)
     if training is not None and not isinstance(model_or_recipe, keras.Model):
         raise ConfigError("training must be left out with a recipe, which has its own. Change recipe.training.")
+    what = recipe_or_model(model_or_recipe)
+    cluster = cluster_of(what, training)
+    if cluster is not None and directory is not None:
+        directory = Path(directory, f"worker-{cluster.index}")
     with _folder(directory) as folder:
         on_step("writing what the trials train on")
-        workload = workload_of(model_or_recipe, data, folder, training)
-        return _Search(workload, config, folder, on_step).run()
+        workload = workload_of(what, data, folder, training, is_alone=cluster is not None)
+        search = _Search(workload, config, folder, on_step, cluster)
+        return search.run() if cluster is None else search.run_with_others(joined_strategy(what))
 
 
 def find_script_batch_size(
@@ -120,16 +131,39 @@ def _folder(directory: str | Path | None) -> Iterator[Path]:
 
 
 class _Search:
-    """A search in progress."""
+    """A search in progress, which is that of a worker if there is a cluster."""
 
-    def __init__(self, workload: Workload, config: BatchSizeConfig, folder: Path, on_step: OnStep) -> None:
+    def __init__(
+        self, workload: Workload, config: BatchSizeConfig, folder: Path, on_step: OnStep, cluster: Cluster | None = None
+    ) -> None:
         self.workload, self.config, self.folder, self.on_step = workload, config, folder, on_step
+        self.cluster = cluster
         self.start = time.monotonic()
 
     def run(self) -> BatchSizeReport:
+        memory, throughput, reason = self._measured()
+        return self._report(memory, throughput, reason)
+
+    def run_with_others(self, strategy: tf.distribute.Strategy | None) -> BatchSizeReport:
+        """Searches as one worker of a cluster, which this process has joined with a strategy, or has not."""
+        assert self.cluster is not None
+        config, folder = self.config, (self.folder / "agreement").resolve()
+        wait_s = config.max_trials * config.trial_limit_s + STARTS_S + 2 * config.throughput_limit_s
+        try:
+            memory, throughput, reason = self._measured()
+        except TfoptError:
+            with contextlib.suppress(TrainingError):  # the others get it
+                agree(None, self.cluster, strategy, folder, wait_s)
+            raise
+        self.on_step("waiting for the other workers")
+        memory, throughput = agree((memory, throughput), self.cluster, strategy, folder, wait_s)
+        return self._report(memory, throughput, reason)
+
+    def _measured(self) -> tuple[MemoryReport, ThroughputReport | None, str]:
+        """Returns the largest batch and the speeds; or None, and the reason."""
         config = self.config
         self._check_examples()
-        limit = find_limit(config.memory_limit_bytes, config.margin, hard=config.hard)
+        limit = find_limit(config.memory_limit_bytes, config.margin, hard=config.hard, sharing=sharing(self.cluster))
 
         def run_trial(size: int, estimates: bool) -> Outcome:
             self.on_step(f"training with {size} examples on each replica")
@@ -145,14 +179,12 @@ class _Search:
             return outcome
 
         memory = find_largest(run_trial, limit, self.workload.examples, config.max_batch_size, config.max_trials)
-        unavailable = {"noise_scale": "not measured"}
-        throughput = None
         if not config.throughput:
-            unavailable["throughput"] = "as asked"
-        else:
-            throughput, reason = self._throughput(memory.per_replica_batch_size, memory.replicas, limit)
-            if throughput is None:
-                unavailable["throughput"] = reason
+            return memory, None, "as asked"
+        throughput, reason = self._throughput(memory.per_replica_batch_size, memory.replicas, limit)
+        return memory, throughput, reason
+
+    def _report(self, memory: MemoryReport, throughput: ThroughputReport | None, reason: str) -> BatchSizeReport:
         settings, decisions = self._advice(memory, throughput)
         report = BatchSizeReport(
             name=self.workload.name,
@@ -160,7 +192,7 @@ class _Search:
             throughput=throughput,
             settings=settings,
             decisions=decisions,
-            unavailable=unavailable,
+            unavailable={"noise_scale": "not measured"} | ({} if throughput else {"throughput": reason}),
             seconds=time.monotonic() - self.start,
         )
         write_own(self.folder / REPORT, report.to_json(), BatchSizeReport.is_own)

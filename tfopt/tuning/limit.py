@@ -59,8 +59,8 @@ class Limit(Record):
         return f"{memory_size(self.bytes)} ({self.source}){margin}"
 
 
-def find_limit(given: int | None, margin: float, *, hard: bool) -> Limit:
-    """Returns the limit that is given, or that of this machine.
+def find_limit(given: int | None, margin: float, *, hard: bool, sharing: int = 1) -> Limit:
+    """Returns the limit that is given, or that of this machine, whose free memory several processes may share.
 
     Example:
         >>> print(find_limit(2**30, 0.1, hard=False))
@@ -81,7 +81,8 @@ def find_limit(given: int | None, margin: float, *, hard: bool) -> Limit:
             return Limit(bytes=given or min(known), margin=margin, size="gpu", source=source)
     if given is not None:
         return Limit(bytes=given, margin=margin, source="memory_limit_bytes")
-    least = Limit(bytes=available_memory_bytes(), margin=margin, source="free memory, also of the container")
+    source = "free memory, also of the container" + (f", shared by {sharing} workers" if sharing > 1 else "")
+    least = Limit(bytes=available_memory_bytes() // sharing, margin=margin, source=source)
     for size, number in LIMITS.items():
         soft, _ = resource.getrlimit(number)
         # A limit of addresses has to be far larger than the resident memory to be no limit.

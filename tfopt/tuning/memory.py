@@ -66,12 +66,13 @@ class MemoryReport(Record):
 
     Attributes:
         per_replica_batch_size: The largest number of examples on each replica that was trained within the limit.
-        replicas: Number of replicas.
+        replicas: Number of replicas, of all workers.
         limit: The limit.
         estimated: What the estimate of the step said the largest number would be; None if there was no estimate.
         trials: The trials, in their order.
         ended_by: Why the search ended.
         unavailable: Why there was no estimate.
+        workers: What each of several workers found, in their order. The least is the batch above.
     """
 
     per_replica_batch_size: int
@@ -81,6 +82,7 @@ class MemoryReport(Record):
     trials: tuple[MemoryTrial, ...]
     ended_by: str
     unavailable: Mapping[str, str] = field(default_factory=dict)
+    workers: tuple[int, ...] = ()
 
     @property
     def global_batch_size(self) -> int:

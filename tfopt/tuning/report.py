@@ -62,12 +62,15 @@ class BatchSizeReport(Record, Shown):
             ("memory", str(memory.limit)),
             ("largest batch", f"{memory.global_batch_size}{replicas if memory.replicas > 1 else ''}"),
             ("", f"{len(memory.trials)} trials; {memory.ended_by}"),
+            *([("workers", f"found {', '.join(map(str, memory.workers))} on a replica")] if memory.workers else []),
             ("estimated", self._estimated()),
         ]
         if self.throughput is not None:
             best, found = self.throughput.best, self.throughput
             rows.append(("fastest batch", f"{best.global_batch_size}, {grouped(best.examples_per_s)} examples/s"))
             rows.append(("knee", f"{found.knee}, the smallest within 5% of the best, by {found.turns} turns"))
+            if memory.workers:
+                rows.append(("", "the largest knee of the workers; the speeds are of this one, without the network"))
         else:
             rows.append(("speed", f"unavailable ({self.unavailable.get('throughput', 'not measured')})"))
         noise = "unavailable ({})".format(self.unavailable.get("noise_scale", "not measured"))

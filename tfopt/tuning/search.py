@@ -43,7 +43,7 @@ from tfopt.tuning.sides import Sides
 from tfopt.tuning.space import space_of, tables_of
 from tfopt.tuning.trial import STEP
 from tfopt.tuning.tune_report import Contribution, TuneReport, TuneTrial
-from tfopt.tuning.workload import RECIPE, Workload, of_script, workload_of
+from tfopt.tuning.workload import RECIPE, Workload, of_script, recipe_or_model, workload_of
 
 MARK, REPORT = "tuning.json", "tune.json"
 LAST_TRIALS = 1.5  # the last comparison has twice the turns of a trial, but starts as fast
@@ -100,7 +100,7 @@ def tune(
 
     def write(folder: Path) -> Workload:
         on_step("writing what the trials train on")
-        return workload_of(model_or_recipe, data, folder, training)
+        return workload_of(recipe_or_model(model_or_recipe), data, folder, training)
 
     return _search(write, config, directory, on_step, [shapes])
 

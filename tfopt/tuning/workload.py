@@ -26,6 +26,7 @@ from tfopt.training import TrainingConfig
 from tfopt.training.distributed.cluster import find_cluster
 from tfopt.training.step.runtime import plan_of
 from tfopt.trials.own_modules import own_modules
+from tfopt.tuning.workers import alone, cluster_of
 
 RECIPE, MODEL, DATA = "recipe.toml", "model.keras", "data"
 KERAS_BATCH = 32
@@ -62,16 +63,22 @@ class Workload(Record):
 
 
 def workload_of(
-    what: Recipe | str | Path | keras.Model, data: Any, folder: Path, training: TrainingConfig | None = None
+    what: Recipe | keras.Model,
+    data: Any,
+    folder: Path,
+    training: TrainingConfig | None = None,
+    *,
+    is_alone: bool = False,
 ) -> Workload:
     """Writes what the trials need into a directory.
 
     Args:
-        what: A recipe, its name or its file; or a compiled model.
+        what: A recipe, or a compiled model.
         data: The examples of a model: `Examples`, a tuple of arrays, or a tf.data.Dataset, single or in batches.
         folder: The directory.
         training: Settings of a model's training. None means those of the plan that `tfopt.compile` was given or, if
             Keras compiled the model, Keras' own step.
+        is_alone: Whether a worker of several trains without the others. Else several are refused.
     Raises:
         ConfigError: The examples have another form, or the settings cannot be given to another process.
         UnsupportedModelError: The model is not compiled.
@@ -79,21 +86,35 @@ def workload_of(
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
     if isinstance(what, keras.Model):
-        return _of_model(what, data, folder, training)
+        return _of_model(what, data, folder, training, is_alone)
     if data is not None:
         raise ConfigError(
             f"data must be left out with a recipe, which has its own. Received: data={type(data).__name__}. Leave it "
             "out, or pass a model."
         )
+    recipe = what
+    if is_alone:
+        recipe = replace(recipe, training=alone(recipe.training))
+    else:
+        _check_one_process(recipe, None)
+    write_text(folder / RECIPE, _plain(recipe).to_toml())
+    count = recipe.data.load().size("train")
+    return Workload(kind="recipe", name=recipe.name, folder=str(folder), examples=count, devices=cpu_devices())
+
+
+def recipe_or_model(what: Recipe | str | Path | keras.Model) -> Recipe | keras.Model:
+    """Returns a model as it is; else the recipe, for its name or its file.
+
+    Raises:
+        ConfigError: It is something else, or no recipe has the name.
+    """
+    if isinstance(what, keras.Model):
+        return what
     if not isinstance(what, Recipe | str | Path):
         raise ConfigError(
             f"model_or_recipe must be a Keras model, a Recipe, its name or its file. Received: {type(what).__name__}."
         )
-    recipe = find_recipe(what)
-    _check_training(recipe.training)
-    write_text(folder / RECIPE, _plain(recipe).to_toml())
-    count = recipe.data.load().size("train")
-    return Workload(kind="recipe", name=recipe.name, folder=str(folder), examples=count, devices=cpu_devices())
+    return find_recipe(what)
 
 
 def of_script(path: str, words: Sequence[str], folder: Path) -> Workload:
@@ -102,11 +123,17 @@ def of_script(path: str, words: Sequence[str], folder: Path) -> Workload:
         raise ConfigError(f"The script must be a Python file. Received: {path}, which does not exist. Name a script.")
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
+    cluster = find_cluster()
+    if cluster is not None and len(cluster.workers) > 1:
+        raise ConfigError(
+            f"A script is tuned in one process. Received: {path}, in a worker of {len(cluster.workers)} "
+            f"({cluster.source}). Unset TF_CONFIG, or tune a recipe or a model."
+        )
     digest = "" if path == "-m" else hashlib.sha256(Path(path).read_bytes()).hexdigest()
     return Workload(kind="script", name=path, folder=str(folder), words=tuple(words), digest=digest)
 
 
-def _of_model(model: keras.Model, data: Any, folder: Path, training: TrainingConfig | None) -> Workload:
+def _of_model(model: keras.Model, data: Any, folder: Path, training: TrainingConfig | None, is_alone: bool) -> Workload:
     check_keras_3(model)
     if not model.compiled or not model.get_compile_config():
         raise UnsupportedModelError(
@@ -123,7 +150,10 @@ def _of_model(model: keras.Model, data: Any, folder: Path, training: TrainingCon
     settings = training or (own if decided is None else decided.config)
     if isinstance(settings.strategy, tf.distribute.MirroredStrategy):
         settings = replace(settings, strategy="mirrored")
-    _check_training(settings)
+    if is_alone:
+        settings = alone(settings)
+    else:
+        _check_one_process(model, training)
     examples = _examples(model, data)
     count = examples.size("train")
     if count == 0:
@@ -194,14 +224,11 @@ def _plain(recipe: Recipe) -> Recipe:
     return replace(recipe, training=training, forms={}, **off)
 
 
-def _check_training(training: TrainingConfig) -> None:
-    cluster = find_cluster()
-    several = cluster is not None and len(cluster.workers) > 1
-    if training.strategy == "multi_worker" or (several and training.strategy == "auto"):
+def _check_one_process(what: keras.Model | Recipe, training: TrainingConfig | None) -> None:
+    if cluster_of(what, training) is not None:
         raise ConfigError(
-            "The batch size is searched on one machine, because a trial that runs out of memory would stop the other "
-            "workers. Received: a training of several workers. Unset TF_CONFIG, search with strategy='mirrored' on "
-            "each kind of worker, and give every worker the least batch of a replica that was found."
+            "The speed settings are searched in one process, because a trial that fails would stop the other workers. "
+            "Received: a training of several workers. Unset TF_CONFIG, and search with strategy='mirrored'."
         )
 
 

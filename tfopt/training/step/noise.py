@@ -44,7 +44,7 @@ from tfopt.training.plan import Plan
 CONFIDENCE = 0.95
 # The steps between two measurements. A measured step is a call of its own, and the halves cost another step: together
 # three to four steps of a tiny model. So measuring takes less than 1% of the time.
-EVERY_HALVES, EVERY_PARTS = 512, 256
+EVERY = 512
 # With fewer steps, their spread says nothing about an interval.
 FEWEST = 3
 FIGURES = 3  # the number of figures of a part
@@ -117,12 +117,12 @@ class GradientNoise:
     Args:
         plan: The plan of the model, under whose strategy the variables are made.
         momentum: The share of its weight that a step keeps when the next one is measured.
-        every: The number of steps from one measurement to the next; "auto" depends on the parts of a batch.
+        every: The number of steps from one measurement to the next.
     """
 
-    def __init__(self, plan: Plan, momentum: float, every: int | str) -> None:
+    def __init__(self, plan: Plan, momentum: float, every: int) -> None:
         self.halves = plan.replicas * plan.config.accumulate == 1  # whether a batch has one part, which is halved
-        self.every = (EVERY_HALVES if self.halves else EVERY_PARTS) if isinstance(every, str) else every
+        self.every = every
         self._strategy = plan.strategy or tf.distribute.get_strategy()
         self._kept = np.array([momentum, momentum**2, *[momentum] * 5, 1.0])
         with self._strategy.scope():

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import keras
 from annotated_types import Ge, Lt
@@ -30,7 +30,7 @@ from tfopt.report.sheet import Sheet, Shown, Table
 from tfopt.settings.validation import check_value
 from tfopt.training.plan import Plan
 from tfopt.training.step.ledger import ATTRIBUTE
-from tfopt.training.step.noise import FEWEST, GradientNoise, NoiseEstimate, check_measurable
+from tfopt.training.step.noise import EVERY, FEWEST, GradientNoise, NoiseEstimate, check_measurable
 
 LOGGED = "noise_scale"
 """The name that the callback adds to the logs of an epoch."""
@@ -99,10 +99,9 @@ class NoiseScale(keras.callbacks.Callback):
     their mean. tfopt's step measures it from the gradients of its micro-batches and replicas. The weights after the
     training are the same, bit for bit, as without this callback.
 
-    If a batch has one part only, because there is one device and `accumulate` is 1, then the step computes the
-    gradients of its halves once more, in one of 512 steps: one more forward and backward pass for 512. With
-    several parts, the step computes the norms of gradients that it has anyway, in one of 256 steps. The other steps
-    run as without this callback.
+    In one of `every` steps, the step computes the norms of gradients that it has anyway. If a batch has one part only,
+    because there is one device and `accumulate` is 1, then it computes the gradients of its halves once more, which is
+    one more forward and backward pass. The other steps run as without this callback.
 
     At the end of each epoch, "noise_scale" is added to the logs. So History, TensorBoard and CSVLogger show it, if the
     callback comes before them in the list. It is NaN where it is unknown. Another `fit` of the same model with the same
@@ -111,7 +110,7 @@ class NoiseScale(keras.callbacks.Callback):
     Args:
         momentum: The share of its weight that a measured step keeps when the next one is measured. The average is over
             about 1 / (1 - momentum) measured steps.
-        every: The number of steps from one measurement to the next, or "auto", as above.
+        every: The number of steps from one measurement to the next.
     Raises:
         ConfigError: An argument is out of range.
         UnsupportedModelError: At the start of `fit`, if tfopt's step does not train the model, if it runs in a
@@ -130,10 +129,10 @@ class NoiseScale(keras.callbacks.Callback):
         True
     """
 
-    def __init__(self, *, momentum: float = 0.99, every: int | Literal["auto"] = "auto") -> None:
+    def __init__(self, *, momentum: float = 0.99, every: int = EVERY) -> None:
         super().__init__()
         self.momentum = float(check_value("momentum", momentum, Annotated[float, Ge(0), Lt(1)]))
-        self.every = check_value("every", every, Literal["auto"] | Annotated[int, Ge(1)])
+        self.every = check_value("every", every, Annotated[int, Ge(1)])
         self._noise: GradientNoise | None = None
         self._of: tuple[Any, Any] = (None, None)  # the model and the plan of what is measured
         self._epochs: list[NoiseEstimate] = []
