@@ -41,7 +41,7 @@ from tfopt.training.step.noise import EVERY
 RESULTS = Path(__file__).parent / "results"
 CLASSES, BATCH = 10, 64
 PARTS = {"micro-batches": 4, "halves": 1}  # the accumulate of each way of measuring
-STEPS, OFTEN = 512, 8  # steps of a timed epoch, and how many times as often as by default they are measured
+STEPS, OFTEN = 512, 16  # steps of a timed epoch, and how many times as often as by default they are measured
 
 
 @dataclass(frozen=True, kw_only=True)

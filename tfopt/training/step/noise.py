@@ -43,8 +43,8 @@ from tfopt.training.plan import Plan
 
 CONFIDENCE = 0.95
 # The steps between two measurements. A measured step is a call of its own, and the halves cost another step: together
-# three to four steps of a tiny model. So measuring takes less than 1% of the time.
-EVERY = 512
+# up to six steps of a tiny model. So measuring takes less than 1% of the time.
+EVERY = 1024
 # With fewer steps, their spread says nothing about an interval.
 FEWEST = 3
 FIGURES = 3  # the number of figures of a part
