@@ -7,8 +7,8 @@ of training, `tfopt.NoiseScale` measures batches that are drawn with replacement
 halves of batches of one part. The exact noise scale is computed from the gradient of each of the examples.
 
 The cost is the time of a step with the callback over that without it, in turns of a short `fit`. The callback measures
-OFTEN times as often as by default, and what it adds is divided by OFTEN: so the cost by default, some 1%, is told from
-the noise of a machine that others use too. The interval is that of the median.
+OFTEN times as often as by default, and what it adds is divided by OFTEN: so the cost by default is told from the noise
+of a machine that others use too. The interval is that of the median.
 
 Results go to benchmarks/results/noise_scale.json. The run takes ten minutes on two cores.
 """
@@ -72,6 +72,7 @@ def main(options: Options) -> dict[str, Any]:
         "what": f"noise scale of {len(x)} digits, from {options.steps} batches of {BATCH} drawn with replacement",
         "device": f"{detect().cpu_model}, {detect().logical_cores} cores",
         "tensorflow": tf.__version__,
+        "every": EVERY,
         "models": before,
     }
     for name, build in ((name, MODELS[name]) for name in options.only):

@@ -236,7 +236,7 @@ def test_wrong_arguments_are_errors_before_any_trial(tmp_path, monkeypatch):
     monkeypatch.setenv("TF_CONFIG", json.dumps(cluster))
     with pytest.raises(ConfigError, match="several workers"):
         tfopt.tune("digits_cnn")
-    with pytest.raises(ConfigError, match=r"in a worker of 2 \(TF_CONFIG\)"):
+    with pytest.raises(ConfigError, match=r"in one of 2 workers \(TF_CONFIG\)"):
         of_script(__file__, [], tmp_path / "run")
     assert main(["tune", "--only", "batch-size"]) == 2
     assert main(["tune", "digits_cnn"]) == 2

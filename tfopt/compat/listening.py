@@ -50,6 +50,21 @@ def address_of(host: str) -> str:
     return "" if address.is_unspecified else str(address)
 
 
+def bound_socket(address: str, port: int) -> socket.socket:
+    """Returns a socket that has a port on one address of this machine, or on all if it is "", and does not listen.
+
+    Raises:
+        OSError: The port is in use, or the address is not this machine's.
+    """
+    bound = socket.socket(_family(address))
+    try:
+        bound.bind((address, port))
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
 def listening_socket(address: str, port: int, *, shares_port: bool = False) -> socket.socket:
     """Returns a socket that listens on one address of this machine, or on all interfaces if it is "".
 
@@ -58,8 +73,11 @@ def listening_socket(address: str, port: int, *, shares_port: bool = False) -> s
     Raises:
         OSError: The port is in use, or the address is not this machine's.
     """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, port), family=family, backlog=BACKLOG, reuse_port=shares_port)
+    return socket.create_server((address, port), family=_family(address), backlog=BACKLOG, reuse_port=shares_port)
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def listen_only_on(address: str, port: int) -> bool:

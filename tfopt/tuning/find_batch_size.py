@@ -15,12 +15,12 @@ import tensorflow as tf
 from tfopt.atomic.directories import exclusive
 from tfopt.atomic.own_files import check_replaceable, write_own
 from tfopt.atomic.scratch import scratch_directory
-from tfopt.errors import ConfigError, TfoptError, TrainingError
+from tfopt.errors import ConfigError
 from tfopt.recipe import Recipe
 from tfopt.report import Decision
 from tfopt.settings.validation import check_type
 from tfopt.training import TrainingConfig
-from tfopt.training.distributed.cluster import Cluster
+from tfopt.training.distributed.cluster import Cluster, keeping_port
 from tfopt.trials.process import Outcome, call_apart, raise_own
 from tfopt.tuning.advice import advise
 from tfopt.tuning.config import BatchSizeConfig
@@ -73,7 +73,8 @@ def find_batch_size(
     Raises:
         ConfigError: One example does not fit, the data has fewer examples than a batch, or a setting is wrong.
         UnsupportedModelError: The model is not compiled.
-        TrainingError: The training fails with one example too. The message has the cause.
+        TrainingError: The training fails with one example too, and the message has the cause; or another worker found
+            no batch, or did not answer.
     Example:
         >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
         >>> find_batch_size(model)
@@ -92,8 +93,8 @@ def find_batch_size(
     with _folder(directory) as folder:
         on_step("writing what the trials train on")
         workload = workload_of(what, data, folder, training, is_alone=cluster is not None)
-        search = _Search(workload, config, folder, on_step, cluster)
-        return search.run() if cluster is None else search.run_with_others(joined_strategy(what))
+        search = _Search(workload, config, folder, on_step)
+        return search.run() if cluster is None else search.run_with_others(cluster, joined_strategy(what, training))
 
 
 def find_script_batch_size(
@@ -131,39 +132,31 @@ def _folder(directory: str | Path | None) -> Iterator[Path]:
 
 
 class _Search:
-    """A search in progress, which is that of a worker if there is a cluster."""
+    """A search in progress."""
 
-    def __init__(
-        self, workload: Workload, config: BatchSizeConfig, folder: Path, on_step: OnStep, cluster: Cluster | None = None
-    ) -> None:
+    def __init__(self, workload: Workload, config: BatchSizeConfig, folder: Path, on_step: OnStep) -> None:
         self.workload, self.config, self.folder, self.on_step = workload, config, folder, on_step
-        self.cluster = cluster
+        self.workers, self.sharing = 1, 1  # those that search at the same time, and those of this host
         self.start = time.monotonic()
 
     def run(self) -> BatchSizeReport:
-        memory, throughput, reason = self._measured()
-        return self._report(memory, throughput, reason)
+        return self._report(*self._measured())
 
-    def run_with_others(self, strategy: tf.distribute.Strategy | None) -> BatchSizeReport:
-        """Searches as one worker of a cluster, which this process has joined with a strategy, or has not."""
-        assert self.cluster is not None
+    def run_with_others(self, cluster: Cluster, strategy: tf.distribute.Strategy | None) -> BatchSizeReport:
+        """Searches as one of several workers, which this process has joined with a strategy, or has not."""
         config, folder = self.config, (self.folder / "agreement").resolve()
-        wait_s = config.max_trials * config.trial_limit_s + STARTS_S + 2 * config.throughput_limit_s
-        try:
+        self.workers, self.sharing = len(cluster.workers), sharing(cluster)
+        with keeping_port(cluster) if strategy is None else contextlib.nullcontext():
             memory, throughput, reason = self._measured()
-        except TfoptError:
-            with contextlib.suppress(TrainingError):  # the others get it
-                agree(None, self.cluster, strategy, folder, wait_s)
-            raise
         self.on_step("waiting for the other workers")
-        memory, throughput = agree((memory, throughput), self.cluster, strategy, folder, wait_s)
-        return self._report(memory, throughput, reason)
+        wait_s = config.max_trials * config.trial_limit_s + STARTS_S + 2 * config.throughput_limit_s
+        return self._report(*agree((memory, throughput), cluster, strategy, folder, wait_s), reason)
 
     def _measured(self) -> tuple[MemoryReport, ThroughputReport | None, str]:
         """Returns the largest batch and the speeds; or None, and the reason."""
         config = self.config
         self._check_examples()
-        limit = find_limit(config.memory_limit_bytes, config.margin, hard=config.hard, sharing=sharing(self.cluster))
+        limit = find_limit(config.memory_limit_bytes, config.margin, hard=config.hard, sharing=self.sharing)
 
         def run_trial(size: int, estimates: bool) -> Outcome:
             self.on_step(f"training with {size} examples on each replica")
@@ -178,7 +171,8 @@ class _Search:
                 )
             return outcome
 
-        memory = find_largest(run_trial, limit, self.workload.examples, config.max_batch_size, config.max_trials)
+        examples = None if self.workload.examples is None else max(self.workload.examples // self.workers, 1)
+        memory = find_largest(run_trial, limit, examples, config.max_batch_size, config.max_trials)
         if not config.throughput:
             return memory, None, "as asked"
         throughput, reason = self._throughput(memory.per_replica_batch_size, memory.replicas, limit)

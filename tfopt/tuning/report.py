@@ -70,7 +70,12 @@ class BatchSizeReport(Record, Shown):
             rows.append(("fastest batch", f"{best.global_batch_size}, {grouped(best.examples_per_s)} examples/s"))
             rows.append(("knee", f"{found.knee}, the smallest within 5% of the best, by {found.turns} turns"))
             if memory.workers:
-                rows.append(("", "the largest knee of the workers; the speeds are of this one, without the network"))
+                rows.append(
+                    (
+                        "",
+                        "the largest of the workers; speeds without the network, if all are as fast as this one",
+                    )
+                )
         else:
             rows.append(("speed", f"unavailable ({self.unavailable.get('throughput', 'not measured')})"))
         noise = "unavailable ({})".format(self.unavailable.get("noise_scale", "not measured"))

@@ -6,9 +6,11 @@ workers take to sum their gradients over the network is therefore unknown.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -17,10 +19,10 @@ from tfopt.compat.trainer import built_under
 from tfopt.errors import TrainingError
 from tfopt.recipe import Recipe
 from tfopt.training import TrainingConfig
-from tfopt.training.distributed.cluster import Cluster, find_cluster, multi_worker_strategy
+from tfopt.training.distributed.cluster import Cluster, find_cluster, lost_worker, multi_worker_strategy
 from tfopt.training.distributed.strategy import is_multi_worker
 from tfopt.training.step.runtime import plan_of
-from tfopt.trials.process import call_apart, raise_own
+from tfopt.trials.process import call_apart
 from tfopt.tuning.memory import MemoryReport
 from tfopt.tuning.throughput import ThroughputReport
 
@@ -28,21 +30,25 @@ EXCHANGE_S = 120.0  # for the start of a process and of TensorFlow in it
 
 
 def cluster_of(what: keras.Model | Recipe, training: TrainingConfig | None = None) -> Cluster | None:
-    """Returns the workers that a training has; None if it has one process.
+    """Returns the workers that train together with this process, or would; None if it trains without a cluster.
 
     Args:
         what: A recipe, or a compiled model.
         training: Settings of a model's training. None means those that it was compiled with.
     """
-    cluster = find_cluster()
-    if cluster is None or len(cluster.workers) < 2:
+    cluster, strategy = find_cluster(), _strategy(what, training)
+    if cluster is None or not (strategy == "multi_worker" or _is_joined(strategy) or strategy == "auto"):
         return None
-    strategy = _strategy(what, training)
-    joins = strategy in ("auto", "multi_worker") or (not isinstance(strategy, str) and is_multi_worker(strategy))
-    return cluster if joins else None
+    return None if strategy == "auto" and len(cluster.workers) == 1 else cluster
 
 
-def _strategy(what: keras.Model | Recipe, training: TrainingConfig | None) -> str | tf.distribute.Strategy | None:
+def joined_strategy(what: keras.Model | Recipe, training: TrainingConfig | None) -> tf.distribute.Strategy | None:
+    """Returns the strategy with which this process has joined the other workers; None if that is unknown."""
+    found = (_strategy(what, training), built_under(what) if isinstance(what, keras.Model) else None)
+    return next((each for each in found if _is_joined(each)), None)
+
+
+def _strategy(what: keras.Model | Recipe, training: TrainingConfig | None) -> Any:
     if isinstance(what, Recipe):
         return what.training.strategy
     plan = plan_of(what)
@@ -51,10 +57,8 @@ def _strategy(what: keras.Model | Recipe, training: TrainingConfig | None) -> st
     return built_under(what) if training is None else training.strategy
 
 
-def joined_strategy(what: keras.Model | Recipe) -> tf.distribute.Strategy | None:
-    """Returns the strategy over several workers under which a model was built; None if this process joined none."""
-    strategy = built_under(what) if isinstance(what, keras.Model) else None
-    return strategy if is_multi_worker(strategy) else None
+def _is_joined(strategy: Any) -> bool:
+    return not isinstance(strategy, str) and is_multi_worker(strategy)
 
 
 def alone(training: TrainingConfig) -> TrainingConfig:
@@ -82,7 +86,7 @@ def sharing(cluster: Cluster | None) -> int:
 
 
 def agree(
-    found: tuple[MemoryReport, ThroughputReport | None] | None,
+    found: tuple[MemoryReport, ThroughputReport | None],
     cluster: Cluster,
     strategy: tf.distribute.Strategy | None,
     folder: Path,
@@ -93,34 +97,32 @@ def agree(
     Every worker must call this.
 
     Args:
-        found: What this worker found on its own; None if it failed.
+        found: What this worker found on its own.
         cluster: The workers.
-        strategy: The strategy with which this process has joined them; None if it has not, so that another must.
+        strategy: The strategy with which this process has joined them. If it is None, a process of its own joins them.
         folder: Directory for that process.
         wait_s: Seconds to wait for the others, whose searches may take longer.
     Raises:
-        TrainingError: Some worker failed, or did not answer.
+        TrainingError: Another worker failed, or did not answer.
     """
-    own = [0, 0, 0] if found is None else _numbers(*found)
-    if strategy is not None:
-        rows = everyones(own, strategy)
-    else:
+    own, failure = _numbers(*found), ""
+    if strategy is None:
         arguments = {"numbers": own, "wait_s": wait_s}
         outcome = call_apart("tfopt.tuning.workers:exchange", arguments, folder, wait_s + EXCHANGE_S)
-        if outcome.failure:
-            raise_own(outcome.failure)
-            raise TrainingError(
-                f"All workers must agree on a batch. Received: {' '.join(outcome.failure.split())}, in worker "
-                f"{cluster.index} of {len(cluster.workers)}. Look for an error in the output of the others."
-            )
-        rows = outcome.result
-    failed = [str(index) for index, (largest, _, _) in enumerate(rows) if not largest]
-    if found is None or failed:
+        rows, failure = outcome.result, outcome.failure
+    else:
+        try:
+            rows = everyones(own, strategy, len(cluster.workers))
+        except tf.errors.OpError as error:
+            if not lost_worker(error):
+                raise
+            failure = error.message
+    if failure:
         raise TrainingError(
-            f"Every worker must find a batch. Received: none from worker {', '.join(failed)} of {len(rows)}. Its "
-            "output has the cause."
+            f"All workers must find a batch and agree on it. Received, in worker {cluster.index} of "
+            f"{len(cluster.workers)}: {' '.join(failure.split())} Look for an error in the output of the others."
         )
-    return _agreed(*found, rows)
+    return agreed(*found, rows)
 
 
 def exchange(numbers: Sequence[int], wait_s: float) -> list[list[int]]:
@@ -128,23 +130,20 @@ def exchange(numbers: Sequence[int], wait_s: float) -> list[list[int]]:
     tf.config.set_visible_devices([], "GPU")
     cluster = find_cluster()
     assert cluster is not None  # the caller has found one
-    return everyones(numbers, multi_worker_strategy(cluster, "ring", wait_s))
+    return everyones(numbers, multi_worker_strategy(cluster, "ring", wait_s), len(cluster.workers))
 
 
-def everyones(numbers: Sequence[int], strategy: tf.distribute.Strategy) -> list[list[int]]:
+def everyones(numbers: Sequence[int], strategy: tf.distribute.Strategy, workers: int) -> list[list[int]]:
     """Returns the numbers of each worker, in the order of the cluster. Every worker must call this."""
 
     @tf.function
     def gathered() -> tf.Tensor:
         return strategy.gather(strategy.run(lambda: tf.constant([list(numbers)], tf.int64)), axis=0)
 
-    rows = gathered().numpy().tolist()
-    return rows[:: len(rows) // _workers(strategy)]  # each of its replicas has given them
-
-
-def _workers(strategy: tf.distribute.Strategy) -> int:
-    resolver = strategy.cluster_resolver
-    return 1 if resolver is None else max(resolver.cluster_spec().num_tasks("worker"), 1)
+    rows: list[list[int]] = gathered().numpy().tolist()
+    with contextlib.suppress(tf.errors.OpError):  # who ends this one knows that all have ended the first
+        gathered()
+    return rows[:: len(rows) // workers]  # each replica of a worker has given them
 
 
 def _numbers(memory: MemoryReport, throughput: ThroughputReport | None) -> list[int]:
@@ -152,21 +151,23 @@ def _numbers(memory: MemoryReport, throughput: ThroughputReport | None) -> list[
     return [memory.per_replica_batch_size, memory.replicas, knee // memory.replicas]
 
 
-def _agreed(
+def agreed(
     memory: MemoryReport, throughput: ThroughputReport | None, rows: Sequence[Sequence[int]]
 ) -> tuple[MemoryReport, ThroughputReport | None]:
+    """Returns what one worker found with what all have: each has given its batch, its replicas and its knee."""
     largest, replicas = min(row[0] for row in rows), sum(row[1] for row in rows)
-    agreed = replace(
-        memory,
-        per_replica_batch_size=largest,
-        replicas=replicas,
-        workers=tuple(row[0] for row in rows),
-    )
+    of_all = replace(memory, per_replica_batch_size=largest, replicas=replicas, workers=tuple(row[0] for row in rows))
     if throughput is None:
-        return agreed, None
+        return of_all, None
+    times = replicas / memory.replicas  # the speed of as many devices, if all are as fast as those of this worker
     curve = tuple(
-        replace(each, global_batch_size=each.global_batch_size // memory.replicas * replicas)
+        replace(
+            each,
+            global_batch_size=round(times * each.global_batch_size),
+            **{name: times * getattr(each, name) for name in ("examples_per_s", "least", "most")},
+        )
         for each in throughput.curve
+        if each.global_batch_size <= largest * memory.replicas
     )
     knee = min(max(row[2] for row in rows), largest)
-    return agreed, replace(throughput, curve=curve, knee=knee * replicas)
+    return of_all, replace(throughput, curve=curve, knee=knee * replicas)

@@ -126,8 +126,9 @@ def of_script(path: str, words: Sequence[str], folder: Path) -> Workload:
     cluster = find_cluster()
     if cluster is not None and len(cluster.workers) > 1:
         raise ConfigError(
-            f"A script is tuned in one process. Received: {path}, in a worker of {len(cluster.workers)} "
-            f"({cluster.source}). Unset TF_CONFIG, or tune a recipe or a model."
+            "A script must be tuned in one process, because its trials would join the other workers. Received: "
+            f"{' '.join([path, *words[:1]])}, in one of {len(cluster.workers)} workers ({cluster.source}). Unset "
+            "TF_CONFIG or leave srun out."
         )
     digest = "" if path == "-m" else hashlib.sha256(Path(path).read_bytes()).hexdigest()
     return Workload(kind="script", name=path, folder=str(folder), words=tuple(words), digest=digest)
@@ -227,8 +228,9 @@ def _plain(recipe: Recipe) -> Recipe:
 def _check_one_process(what: keras.Model | Recipe, training: TrainingConfig | None) -> None:
     if cluster_of(what, training) is not None:
         raise ConfigError(
-            "The speed settings are searched in one process, because a trial that fails would stop the other workers. "
-            "Received: a training of several workers. Unset TF_CONFIG, and search with strategy='mirrored'."
+            "The speed settings must be searched in one process, because a trial that fails would stop the other "
+            "workers. Received: a training of several workers. Unset TF_CONFIG or leave srun out, and search with "
+            "strategy='mirrored'."
         )
 
 

@@ -25,7 +25,7 @@ from typing import Literal
 
 import tensorflow as tf
 
-from tfopt.compat.listening import address_of, listen_only_on, listening_socket
+from tfopt.compat.listening import address_of, bound_socket, listen_only_on, listening_socket
 from tfopt.compat.tensorflow import expand_hostlist, expand_tasks_per_node
 from tfopt.errors import ConfigError, TfoptError, unknown_name
 
@@ -184,10 +184,7 @@ def meet(cluster: Cluster, timeout_s: float) -> None:
         # For several hosts on all interfaces: a host's name may resolve to one that the others cannot reach.
         server = listening_socket(cluster.listens_on, port)
     except OSError as error:
-        raise TfoptError(
-            f"Worker {cluster.index} must be able to listen on its own port. Received: port {port} ({error.strerror}). "
-            "End the process that holds it, or give the worker another port."
-        ) from None
+        raise _port_in_use(cluster, error) from None
     with server:
         while missing := [address for address in missing if not _answers(address)]:
             if time.monotonic() > deadline:
@@ -197,6 +194,21 @@ def meet(cluster: Cluster, timeout_s: float) -> None:
                     "Look for an error in their logs, and check that the hosts reach each other on these ports."
                 )
             time.sleep(0.2)
+
+
+@contextlib.contextmanager
+def keeping_port(cluster: Cluster) -> Iterator[None]:
+    """Keeps other processes from taking the port of this worker, which does not answer yet.
+
+    Raises:
+        TfoptError: Another process has taken it, or this one, which has joined the cluster.
+    """
+    try:
+        kept = bound_socket(cluster.listens_on, cluster.port)
+    except OSError as error:
+        raise _port_in_use(cluster, error, " If it is this one, build the model in the scope of its plan.") from None
+    with kept:
+        yield
 
 
 def lost_worker(error: BaseException) -> bool:
@@ -232,6 +244,13 @@ def _why_not_joined(error: Exception, cluster: Cluster) -> Exception:
             "each other."
         )
     return error
+
+
+def _port_in_use(cluster: Cluster, error: OSError, further: str = "") -> TfoptError:
+    return TfoptError(
+        f"Worker {cluster.index} must be able to listen on its own port. Received: port {cluster.port} "
+        f"({error.strerror}). End the process that holds it, or give the worker another port.{further}"
+    )
 
 
 def _answers(address: str) -> bool:
