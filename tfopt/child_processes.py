@@ -9,6 +9,10 @@ from contextlib import suppress
 from typing import Any
 
 Process = subprocess.Popen[Any]
+ENDED_FROM_OUTSIDE: dict[int, str] = {
+    signal.SIGKILL: "was killed (SIGKILL), most often by the kernel when the memory is full",
+    **{each: f"was ended by {each.name}" for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU)},
+}
 
 
 def exit_code(code: int) -> int:

@@ -39,8 +39,8 @@ def test_a_batch_that_is_about_as_good_stays_and_nothing_changes():
 def test_without_the_noise_scale_it_is_the_knee_and_with_it_alone_the_smaller_of_both():
     assert advise(TRAINING, largest=1024, knee=256, rates=RATES).global_batch_size == 256
     assert advise(TRAINING, largest=1024, knee=256, noise=NoiseEstimate()).global_batch_size == 256
-    assert advise(TRAINING, largest=1024, knee=256, noise=noise(90)).global_batch_size == 90
-    assert advise(TRAINING, largest=1024, knee=256, noise=noise(90), replicas=4).global_batch_size == 88
+    assert advise(TRAINING, largest=1024, knee=256, noise=noise(90)).global_batch_size == 64
+    assert advise(TRAINING, largest=1024, knee=256, noise=noise(90), replicas=4).global_batch_size == 64
     assert advise(TRAINING, largest=1024, knee=256, replicas=4).global_batch_size == 1024
     assert advise(TRAINING, largest=64).global_batch_size == 64
     (reason,) = (each.reason for each in advise(TRAINING, largest=64).decisions if each.setting == "global_batch_size")

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import socket
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,7 +80,8 @@ def test_workers_agree_on_the_least_batch(fresh_python, tmp_path, words):
         assert max(each.per_replica_batch_size for each in memory.trials) == (24, 16)[index]
         assert "shared by 2 workers" in memory.limit.source
         assert "found 24, 16 on a replica" in str(report)
-        assert Path(tmp_path, "run", f"worker-{index}", "batch_size.json").is_file()
+        settings = tomllib.loads(Path(tmp_path, "run", f"worker-{index}", "batch_size.toml").read_text())
+        assert settings == {"training": report.settings}
     assert reports[0].settings == reports[1].settings
     if words:  # without the speeds
         assert reports[0].settings["global_batch_size"] == 32

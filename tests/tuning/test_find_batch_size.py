@@ -94,6 +94,7 @@ def test_a_model_under_mirrored_has_a_batch_for_each_replica_and_a_curve(tmp_pat
     )
     assert (report.memory.replicas, report.memory.per_replica_batch_size) == (2, 32)
     assert report.memory.global_batch_size == 64
+    assert "on one device" in report.memory.unavailable["estimated"]
     sizes = [each.global_batch_size for each in report.throughput.curve]
     assert sizes == [2, 4, 8, 16, 32, 64]
     assert report.throughput.knee in sizes

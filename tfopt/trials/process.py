@@ -20,9 +20,8 @@ from pydantic import TypeAdapter
 from tfopt.atomic.checked_json import read_as_written, with_checksum
 from tfopt.atomic.files import clear_leftovers, write_text, writing_to
 from tfopt.atomic.own_files import json_in
-from tfopt.child_processes import Process, end, exit_code, signal_group
+from tfopt.child_processes import ENDED_FROM_OUTSIDE, Process, end, exit_code, signal_group
 from tfopt.errors import ConfigError, TrainingError
-from tfopt.exporting.verification.process import ENDED_FROM_OUTSIDE
 from tfopt.report import Record
 from tfopt.trials.child import ANSWER, REQUEST
 
@@ -97,18 +96,20 @@ def call_apart(
     }
     words = [PYTHON, "-m", "tfopt.trials.child", str(directory)]
     start, ended, given_up = time.monotonic(), "", False
-    with log:
-        process = subprocess.Popen(
-            words, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
-        )
-        try:
+    process: Process | None = None
+    try:  # Ctrl-C may come as soon as it has started
+        with log:
+            process = subprocess.Popen(
+                words, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True
+            )
             ended, given_up = _watch(process, limit_s, why_give_up)
-        finally:  # also after Ctrl-C
+    finally:
+        if process is not None:
             end(process, GRACE_S)
             signal_group(process, signal.SIGKILL)  # what a crash has left of its group
             assert process.stdin is not None
             process.stdin.close()
-            shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
     with writing_to(directory):
         clear_leftovers(directory)  # of the process
         answer = _answer(directory)

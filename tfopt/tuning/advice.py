@@ -10,6 +10,7 @@ for and does not fit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -86,7 +87,7 @@ def advise(
         advised settings
           setting            value  reason
           global_batch_size  128    the smallest batch that is about as fast as the fastest
-          accumulate         1      128 examples fit into memory at once, and up to 512
+          accumulate         1      up to 512 examples on a device at once
           learning_rate      0.4    times 4: batches of 128 for 32, in proportion for sgd
           warmup_epochs      5      the rate rises from zero to 4 times the former (Goyal et al. 2017)
           steps_per_epoch    391    50,000 examples
@@ -121,9 +122,9 @@ def advise(
     accumulate = -(-share // largest)
     micro = -(-share // accumulate)
     if accumulate > 1:
-        decide("accumulate", accumulate, f"memory holds {largest} of the {share} examples of a step on a device")
+        decide("accumulate", accumulate, f"a device trains at most {largest} of its {share} examples at once")
     else:
-        decide("accumulate", 1, f"{micro} examples fit into memory at once, and up to {largest}")
+        decide("accumulate", 1, f"up to {largest} examples on a device at once")
     settings["accumulate"] = accumulate
     rate, factor = _rate(training, size, settings, decide)
     _warm_up(training, factor, settings, decide)
@@ -156,8 +157,8 @@ def _choose(
     if scale is None or not speeds:
         size = min(knee * replicas, most)
         if scale is not None and scale < size:
-            limit = max(int(scale) // replicas * replicas, replicas)
-            return limit, f"the noise scale: {size} examples would be faster each, but save few steps"
+            near = 2 ** max(round(math.log2(scale / replicas)), 0) * replicas
+            return min(near, size), f"near the noise scale: {size} examples would be faster each, but save few steps"
         if size < knee * replicas:
             if most < largest * replicas:
                 return size, f"all {examples:,} training examples"

@@ -45,7 +45,8 @@ class BatchSizeConfig:
     window_s: Seconds = 0.5
     """Seconds of steps that are timed in each turn of a batch size."""
     turns: Annotated[int, Ge(3), Le(100)] = 12
-    """Largest number of turns of each batch size. Fewer are taken where they suffice to tell the sizes apart."""
+    """Largest number of turns of each batch size, at least 3. Fewer are taken where they suffice to tell the sizes
+    apart."""
     throughput_limit_s: Seconds = 600.0
     """Seconds for the measurement of the speed."""
     global_batch_size: AtLeastOne | None = None
@@ -91,7 +92,7 @@ class TuneConfig:
     window_s: Seconds = 0.5
     """Seconds of steps that are timed in each turn."""
     turns: Annotated[int, Ge(6), Le(100)] = 12
-    """Largest number of turns of a trial. Fewer are taken where they suffice to tell that it is slower."""
+    """Largest number of turns of a trial, at least 6. Fewer are taken where they suffice to tell that it is slower."""
     seed: Annotated[int, Ge(0), Lt(2**32)] = 0
     """Seed of the proposals. The same seed proposes the same first trials; later ones depend on what was measured."""
 

@@ -13,6 +13,7 @@ import keras
 import tensorflow as tf
 
 from tfopt.atomic.directories import exclusive
+from tfopt.atomic.files import write_text
 from tfopt.atomic.own_files import check_replaceable, write_own
 from tfopt.atomic.scratch import scratch_directory
 from tfopt.errors import ConfigError
@@ -20,7 +21,7 @@ from tfopt.recipe import Recipe
 from tfopt.report import Decision
 from tfopt.settings.validation import check_type
 from tfopt.training import TrainingConfig
-from tfopt.training.distributed.cluster import Cluster, keeping_port
+from tfopt.training.distributed.cluster import START_TIMEOUT_S, Cluster, keeping_port
 from tfopt.trials.process import Outcome, call_apart, raise_own
 from tfopt.tuning.advice import advise
 from tfopt.tuning.config import BatchSizeConfig
@@ -32,7 +33,7 @@ from tfopt.tuning.trial import Trial
 from tfopt.tuning.workers import agree, cluster_of, joined_strategy, sharing
 from tfopt.tuning.workload import RECIPE, Workload, of_script, recipe_or_model, workload_of
 
-REPORT = "batch_size.json"
+REPORT, SETTINGS = "batch_size.json", "batch_size.toml"
 STARTS_S = 120.0  # for the start of a process, and the first trace of each batch size
 TRAIN = {"recipe": "tfopt.tuning.trial:train", "model": "tfopt.tuning.trial:train"}
 TRAIN_SCRIPT = "tfopt.tuning.script:train"
@@ -66,8 +67,8 @@ def find_batch_size(
         config: The limit of memory, and how long to measure. None means BatchSizeConfig().
         training: Settings of a model's training, such as strategy="mirrored". None means those of the plan that
             `tfopt.compile` was given or, if Keras compiled the model, Keras' own step.
-        directory: Directory for the trials, their logs and batch_size.json; of several workers, each has a directory in
-            it. None keeps nothing.
+        directory: Directory for the trials, their logs, batch_size.json and batch_size.toml, which has the settings;
+            of several workers, each has a directory in it. None keeps nothing.
         on_step: Is called with a few words when a step begins.
     Returns: A report. `report.to_toml()` has the settings.
     Raises:
@@ -144,12 +145,12 @@ class _Search:
 
     def run_with_others(self, cluster: Cluster, strategy: tf.distribute.Strategy | None) -> BatchSizeReport:
         """Searches as one of several workers, which this process has joined with a strategy, or has not."""
-        config, folder = self.config, (self.folder / "agreement").resolve()
+        folder = (self.folder / "agreement").resolve()
         self.workers, self.sharing = len(cluster.workers), sharing(cluster)
         with keeping_port(cluster) if strategy is None else contextlib.nullcontext():
             memory, throughput, reason = self._measured()
-        self.on_step("waiting for the other workers")
-        wait_s = config.max_trials * config.trial_limit_s + STARTS_S + 2 * config.throughput_limit_s
+        wait_s = START_TIMEOUT_S + time.monotonic() - self.start  # the others have as much to do
+        self.on_step(f"waiting for the other workers, {wait_s:.0f} s at most")
         return self._report(*agree((memory, throughput), cluster, strategy, folder, wait_s), reason)
 
     def _measured(self) -> tuple[MemoryReport, ThroughputReport | None, str]:
@@ -181,7 +182,7 @@ class _Search:
     def _report(self, memory: MemoryReport, throughput: ThroughputReport | None, reason: str) -> BatchSizeReport:
         settings, decisions = self._advice(memory, throughput)
         report = BatchSizeReport(
-            name=self.workload.name,
+            name=self.workload.title,
             memory=memory,
             throughput=throughput,
             settings=settings,
@@ -190,6 +191,7 @@ class _Search:
             seconds=time.monotonic() - self.start,
         )
         write_own(self.folder / REPORT, report.to_json(), BatchSizeReport.is_own)
+        write_text(self.folder / SETTINGS, report.to_toml())
         return report
 
     def _check_examples(self) -> None:

@@ -208,7 +208,7 @@ class _Search:
         if speedup is None:
             changes, contributions = {}, tuple(dataclasses.replace(each, kept=False) for each in contributions)
         report = TuneReport(
-            name=self.workload.name,
+            name=self.workload.title,
             kind=self.workload.kind,
             examples_per_s=examples_per_s,
             changes=changes,

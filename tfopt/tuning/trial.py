@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import math
 import tempfile
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ import tfopt.models.text.attention
 import tfopt.quantization.aware_training.layers
 import tfopt.tasks.keras_metrics
 import tfopt.tasks.label_smoothing  # noqa: F401
+from tfopt.compat.trainer import built_under
 from tfopt.data import Examples, epoch_steps
 from tfopt.data.files.tfrecord import tfrecord
 from tfopt.profiling.cost import training_memory
@@ -208,11 +210,13 @@ def measured(training: Training, trial: Trial, used: Used, directory: Path) -> d
     seen = _whole(training, trial.sizes[0], directory) if trial.whole else _in_turns(training, trial)
     peak = used.peak()
     estimates: dict[Any, Any] = {}
-    if trial.estimates:
+    if trial.estimates and built_under(training.model) is not None:
+        estimates = {"unavailable": "the estimate is of a step on one device, without a strategy"}
+    elif trial.estimates:
         try:
             estimates = {size: estimated_bytes(training, size) for size in ESTIMATED}
         except Exception as error:  # noqa: BLE001 - a model that cannot be traced so still trains
-            estimates = {"unavailable": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"}
+            estimates = {"unavailable": textwrap.shorten(f"{type(error).__name__}: {error}", 200, placeholder=" ...")}
     return {
         "replicas": training.replicas,
         "seen": seen,

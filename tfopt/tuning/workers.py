@@ -19,7 +19,13 @@ from tfopt.compat.trainer import built_under
 from tfopt.errors import TrainingError
 from tfopt.recipe import Recipe
 from tfopt.training import TrainingConfig
-from tfopt.training.distributed.cluster import Cluster, find_cluster, lost_worker, multi_worker_strategy
+from tfopt.training.distributed.cluster import (
+    Cluster,
+    find_cluster,
+    lost_worker,
+    multi_worker_strategy,
+    words_about_worker,
+)
 from tfopt.training.distributed.strategy import is_multi_worker
 from tfopt.training.step.runtime import plan_of
 from tfopt.trials.process import call_apart
@@ -116,7 +122,7 @@ def agree(
         except tf.errors.OpError as error:
             if not lost_worker(error):
                 raise
-            failure = error.message
+            failure = words_about_worker(error)
     if failure:
         raise TrainingError(
             f"All workers must find a batch and agree on it. Received, in worker {cluster.index} of "

@@ -61,6 +61,11 @@ class Workload(Record):
     modules: Sequence[str] = ()
     digest: str = ""
 
+    @property
+    def title(self) -> str:
+        """The name in a report: a script that is a module has the module's too."""
+        return f"-m {self.words[0]}" if self.name == "-m" and self.words else self.name
+
 
 def workload_of(
     what: Recipe | keras.Model,

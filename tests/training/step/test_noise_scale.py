@@ -191,7 +191,7 @@ def test_batches_of_one_example_have_no_noise_scale():
     noise = NoiseScale(every=1)
     history = model.fit(ROWS[:4], LABELS[:4], batch_size=1, verbose=0, callbacks=[noise])
     assert math.isnan(history.history["noise_scale"][0])
-    assert str(noise.report).startswith("noise scale: unavailable (no step was measured)")
+    assert str(noise.report).startswith("noise scale: unavailable (no step of two examples or more was measured)")
 
 
 def test_the_interval_holds_the_ratio_of_the_means_and_is_open_where_the_mean_gradient_is_unknown():

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfopt.atomic.scratch import scratch_directory
-from tfopt.child_processes import signal_group
+from tfopt.child_processes import ENDED_FROM_OUTSIDE, signal_group
 from tfopt.errors import ArtifactError, TfoptError
 from tfopt.exporting.formats import SAVED_MODEL, format_of
 from tfopt.graph.frozen import reason_of
@@ -33,10 +33,6 @@ NAMED = "="  # before the names of arrays in files: np.savez has arguments of it
 ROUNDS = 5
 STEP_LIMIT_S = 600.0
 # The kernel ends the largest process with SIGKILL when the memory is full; containers and users use the others.
-ENDED_FROM_OUTSIDE: dict[int, str] = {
-    signal.SIGKILL: "was killed (SIGKILL), most often by the kernel when the memory is full",
-    **{each: f"was ended by {each.name}" for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGXCPU)},
-}
 NO_MEMORY = ("ResourceExhaustedError", "MemoryError", "_ArrayMemoryError")
 MISSING_KERNEL = re.compile(r"(?:No OpKernel was registered to support Op|Op type not registered) '(\w+)'")
 

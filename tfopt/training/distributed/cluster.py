@@ -206,7 +206,7 @@ def keeping_port(cluster: Cluster) -> Iterator[None]:
     try:
         kept = bound_socket(cluster.listens_on, cluster.port)
     except OSError as error:
-        raise _port_in_use(cluster, error, " If it is this one, build the model in the scope of its plan.") from None
+        raise _port_in_use(cluster, error) from None
     with kept:
         yield
 
@@ -228,6 +228,13 @@ def lost_worker(error: BaseException) -> bool:
     return False
 
 
+def words_about_worker(error: tf.errors.OpError) -> str:
+    """Returns the line of TensorFlow's message that names the lost worker or the connection."""
+    lines = [line.strip() for line in str(error.message).splitlines() if line.strip()]
+    named = [line for line in lines if "/job:worker" in line or "heartbeat" in line.lower()]
+    return [*named, *(line for line in lines if "Collective" in line), *lines, "no message"][0].rstrip(".") + "."
+
+
 def _why_not_joined(error: Exception, cluster: Cluster) -> Exception:
     words = str(error)
     if "at program startup" in words or "already configured" in words:
@@ -246,10 +253,10 @@ def _why_not_joined(error: Exception, cluster: Cluster) -> Exception:
     return error
 
 
-def _port_in_use(cluster: Cluster, error: OSError, further: str = "") -> TfoptError:
+def _port_in_use(cluster: Cluster, error: OSError) -> TfoptError:
     return TfoptError(
         f"Worker {cluster.index} must be able to listen on its own port. Received: port {cluster.port} "
-        f"({error.strerror}). End the process that holds it, or give the worker another port.{further}"
+        f"({error.strerror}). End the process that holds it, or give the worker another port."
     )
 
 

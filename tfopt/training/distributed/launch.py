@@ -23,7 +23,7 @@ from typing import IO
 
 import tensorflow as tf
 
-from tfopt.child_processes import exit_code, signal_group
+from tfopt.child_processes import ENDED_FROM_OUTSIDE, exit_code, signal_group
 from tfopt.errors import ConfigError
 from tfopt.signals import on_signals
 from tfopt.terminal import encodable
@@ -280,8 +280,11 @@ def _result(workers: Sequence[_Worker], received: Sequence[int]) -> int:
         return expected
     # A killed worker writes no traceback, and the others fail because they lost it. So it comes first.
     blamed = min(failed, key=lambda worker: worker.traceback_at or 0.0)
-    sys.stderr.write(f"tfopt: worker {blamed.index} failed with exit code {blamed.exit_code}. It ended with:\n")
-    lines = (f"[worker {blamed.index}] {line}\n" for line in blamed.last_errors())
+    code, said = blamed.exit_code or 0, blamed.last_errors()
+    ended = ENDED_FROM_OUTSIDE.get(code - 128, "failed")
+    more = " It ended with:" if said else ""
+    sys.stderr.write(f"tfopt: worker {blamed.index} {ended} with exit code {code}.{more}\n")
+    lines = (f"[worker {blamed.index}] {line}\n" for line in said)
     sys.stderr.writelines(encodable(line, sys.stderr) for line in lines)
     sys.stderr.flush()
-    return blamed.exit_code or 0
+    return code

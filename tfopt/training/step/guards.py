@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfopt.errors import TrainingError
 from tfopt.training.checkpointing.checkpoints import Checkpoints
-from tfopt.training.distributed.cluster import lost_worker
+from tfopt.training.distributed.cluster import lost_worker, words_about_worker
 from tfopt.training.memory import out_of_memory_message
 from tfopt.training.plan import Plan
 from tfopt.training.step.data_errors import explained, find_label_out_of_range, of_arguments
@@ -59,7 +59,7 @@ class Guard:
                 raise TrainingError(words) from error
             if lost_worker(error):
                 raise TrainingError(
-                    f"Another worker ended or cannot be reached: {_line_about_worker(error)} "
+                    f"Another worker ended or cannot be reached: {words_about_worker(error)} "
                     "Read that worker's log, then start all workers again. They go on from "
                     f"{self.newest_checkpoint() or 'the beginning, because there is no checkpoint'}."
                 ) from error
@@ -227,10 +227,3 @@ def _count_not_finite(batch: Any) -> int:
 
 def _not_finite(count: int) -> str:
     return f"{count} value{' that is' if count == 1 else 's that are'} not finite"
-
-
-def _line_about_worker(error: tf.errors.OpError) -> str:
-    """Returns the line of TensorFlow's message that names the worker or the connection."""
-    lines = [line.strip() for line in str(error.message).splitlines() if line.strip()]
-    useful = [line for line in lines if "Collective" in line or "/job:worker" in line or "heartbeat" in line.lower()]
-    return (useful or lines or ["no message"])[0].rstrip(".") + "."

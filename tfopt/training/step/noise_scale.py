@@ -61,6 +61,8 @@ class NoiseScaleReport(Record, Shown):
             "a batch of this size needs twice the fewest steps and twice the fewest examples; far larger batches save "
             "few steps (McCandlish et al. 2018; right in its order of magnitude)"
         )
+        if self.last.steps < FEWEST and self.every > 1:
+            meaning = f"so few steps say little: pass every={max(self.every // 100, 1)} in a short training"
         return Sheet(title=title, tables=[Table(rows=[(of_last,), (meaning,)]), Table(rows=rows, head=("epoch", ""))])
 
 
@@ -80,7 +82,9 @@ def in_words(estimate: NoiseEstimate) -> str:
         'unavailable (the mean gradient is smaller than its noise)'
     """
     if estimate.noise_scale is None:
-        reason = "the mean gradient is smaller than its noise" if estimate.steps else "no step was measured"
+        reason = "no step of two examples or more was measured"
+        if estimate.steps:
+            reason = "the mean gradient is smaller than its noise"
         return f"unavailable ({reason})"
     if estimate.least is None:
         return f"{estimate.noise_scale:,.3g} examples (no interval from fewer than {FEWEST} steps)"
