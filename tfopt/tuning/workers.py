@@ -43,9 +43,10 @@ def cluster_of(what: keras.Model | Recipe, training: TrainingConfig | None = Non
         training: Settings of a model's training. None means those that it was compiled with.
     """
     cluster, strategy = find_cluster(), _strategy(what, training)
-    if cluster is None or not (strategy == "multi_worker" or _is_joined(strategy) or strategy == "auto"):
-        return None
-    return None if strategy == "auto" and len(cluster.workers) == 1 else cluster
+    joins = strategy == "multi_worker" or _is_joined(strategy)
+    if strategy == "auto":
+        joins = cluster is not None and len(cluster.workers) > 1
+    return cluster if joins else None
 
 
 def joined_strategy(what: keras.Model | Recipe, training: TrainingConfig | None) -> tf.distribute.Strategy | None:
@@ -78,15 +79,13 @@ def alone(training: TrainingConfig) -> TrainingConfig:
     return replace(training, strategy="mirrored" if several else "none", communication="auto")
 
 
-def sharing(cluster: Cluster | None) -> int:
+def sharing(cluster: Cluster) -> int:
     """Returns how many workers share the memory of this host, this one included.
 
     Example:
-        >>> sharing(Cluster(("a:1", "b:1", "b:2"), 1, "TF_CONFIG")), sharing(None)
-        (2, 1)
+        >>> sharing(Cluster(("a:1", "b:1", "b:2"), 1, "TF_CONFIG"))
+        2
     """
-    if cluster is None:
-        return 1
     hosts = [address.rpartition(":")[0] for address in cluster.workers]
     return hosts.count(hosts[cluster.index])
 
@@ -111,14 +110,14 @@ def agree(
     Raises:
         TrainingError: Another worker failed, or did not answer.
     """
-    own, failure = _numbers(*found), ""
+    own, failure = [cluster.index, *_numbers(*found)], ""
     if strategy is None:
         arguments = {"numbers": own, "wait_s": wait_s}
         outcome = call_apart("tfopt.tuning.workers:exchange", arguments, folder, wait_s + EXCHANGE_S)
         rows, failure = outcome.result, outcome.failure
     else:
         try:
-            rows = everyones(own, strategy, len(cluster.workers))
+            rows = everyones(own, strategy)
         except tf.errors.OpError as error:
             if not lost_worker(error):
                 raise
@@ -136,11 +135,11 @@ def exchange(numbers: Sequence[int], wait_s: float) -> list[list[int]]:
     tf.config.set_visible_devices([], "GPU")
     cluster = find_cluster()
     assert cluster is not None  # the caller has found one
-    return everyones(numbers, multi_worker_strategy(cluster, "ring", wait_s), len(cluster.workers))
+    return everyones(numbers, multi_worker_strategy(cluster, "ring", wait_s))
 
 
-def everyones(numbers: Sequence[int], strategy: tf.distribute.Strategy, workers: int) -> list[list[int]]:
-    """Returns the numbers of each worker, in the order of the cluster. Every worker must call this."""
+def everyones(numbers: Sequence[int], strategy: tf.distribute.Strategy) -> list[list[int]]:
+    """Returns the numbers of each worker in their order, without the first, its index. Every worker must call this."""
 
     @tf.function
     def gathered() -> tf.Tensor:
@@ -149,7 +148,7 @@ def everyones(numbers: Sequence[int], strategy: tf.distribute.Strategy, workers:
     rows: list[list[int]] = gathered().numpy().tolist()
     with contextlib.suppress(tf.errors.OpError):  # who ends this one knows that all have ended the first
         gathered()
-    return rows[:: len(rows) // workers]  # each replica of a worker has given them
+    return [found for _, *found in sorted({row[0]: row for row in rows}.values())]  # each of its replicas gave them
 
 
 def _numbers(memory: MemoryReport, throughput: ThroughputReport | None) -> list[int]:
