@@ -126,6 +126,15 @@ def test_the_knee_stands_against_noise_that_all_sizes_of_a_turn_share(seed):
     assert throughput_of(rates).knee == knee(rates)
 
 
+def test_the_knee_is_found_where_speeds_vary_by_a_twentieth():
+    true = {1: 0.68, 2: 0.79, 4: 0.9, 8: 0.98, 16: 1.0, 32: 0.98}
+    found = []
+    for seed in range(20):
+        own = np.random.default_rng(seed).normal(1, 0.05, (12, len(true)))
+        found.append(knee({size: list(true[size] * own[:, place]) for place, size in enumerate(true)}))
+    assert found.count(8) >= 15  # the lower end of the interval would choose 16 and more
+
+
 def test_powers_of_two_and_the_largest_are_timed():
     assert sizes_to_time(200) == [1, 2, 4, 8, 16, 32, 64, 128, 200]
     assert sizes_to_time(130)[-1] == 128

@@ -1,7 +1,8 @@
 """The knee of a curve of speeds: the smallest batch that is hardly slower than the fastest.
 
 Every turn times each batch size once, so the ratio of two sizes within a turn hardly depends on what else the machine
-does. The interval of these ratios decides: a size is within 5% of the best if the lower end of its interval is.
+does. Their median decides. The lower end of their interval would not: on a machine where speeds vary, it is below 95%
+for sizes that are as fast as the best, and the knee would be found too high.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ def knee(rates: Mapping[int, Sequence[float]]) -> int:
         >>> knee({8: [50.0, 55.0], 16: [97.0, 96.0], 32: [100.0, 100.0]})
         16
     """
-    return min(size for size, found in ratios(rates).items() if found.least >= SHARE)
+    return min(size for size, found in ratios(rates).items() if found.median >= SHARE)
 
 
 def is_decided(rates: Mapping[int, Sequence[float]]) -> bool:
-    """Returns whether more turns would hardly change the knee: no interval of a smaller size holds the 95%.
+    """Returns whether more turns would hardly change the knee: no interval up to its size holds the 95%.
 
     Example:
         >>> is_decided({8: [50.0] * 6, 16: [100.0] * 6}), is_decided({8: [90.0, 99.0] * 3, 16: [100.0] * 6})
@@ -49,4 +50,4 @@ def is_decided(rates: Mapping[int, Sequence[float]]) -> bool:
     if len(next(iter(rates.values()))) < FEWEST:
         return False
     found, chosen = ratios(rates), knee(rates)
-    return all(each.most < SHARE for size, each in found.items() if size < chosen)
+    return found[chosen].least >= SHARE and all(each.most < SHARE for size, each in found.items() if size < chosen)

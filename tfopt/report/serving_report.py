@@ -109,9 +109,9 @@ class ServingReport(Record, Shown):
           mine            batches of 8, 2 calls at a time on 1 thread each: 500 examples/s
           alone, batch 1  best on 2: 9.000 ms on 1, 5.000 ms on 2
           manifest        has these settings
-          batch  calls x threads  examples/s    interval  of the best, at least  ms a call
-              1            2 x 1         200  200 to 200                    40%     10.000
-              8            2 x 1         500  500 to 500                   100%     32.000
+          batch  calls x threads  examples/s    interval  of the best  ms a call
+              1            2 x 1         200  200 to 200          40%     10.000
+              8            2 x 1         500  500 to 500         100%     32.000
     """
 
     device: str
@@ -167,5 +167,5 @@ def _tables(model: ServedModel, found: TunedServing) -> Iterator[Table]:
         )
         for each in found.curve
     ]
-    head = ("batch", "calls x threads", "examples/s", "interval", "of the best, at least", "ms a call")
+    head = ("batch", "calls x threads", "examples/s", "interval", "of the best", "ms a call")
     yield Table(head=head, rows=rows, figures=range(6), folded="")

@@ -32,7 +32,7 @@ class BatchSpeed(Record):
         threads: Number of intra-op threads.
         examples_per_s: Median of the examples that these calls compute in a second.
         least, most: The interval that holds the median of many more turns.
-        of_best: Lower end of the interval of its ratio to the fastest batch size, within turns.
+        of_best: Median of its ratio to the fastest batch size, within turns.
     """
 
     batch_size: Count
@@ -163,7 +163,7 @@ def tuned(
                 examples_per_s=speed.median,
                 least=speed.least,
                 most=speed.most,
-                of_best=shares[each].least,
+                of_best=shares[each].median,
             )
         )
     return TunedServing(

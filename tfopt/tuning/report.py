@@ -102,7 +102,7 @@ class BatchSizeReport(Record, Shown):
             )
             for each in (() if self.throughput is None else self.throughput.curve)
         ]
-        head = ("batch", "examples/s", "interval", "step ms", "of the best, at least") if rows else ()
+        head = ("batch", "examples/s", "interval", "step ms", "of the best") if rows else ()
         return Table(head=head, rows=rows, figures=range(5), folded="")
 
     def _trials(self) -> Table:

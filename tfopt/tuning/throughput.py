@@ -19,7 +19,7 @@ class Speed(Record):
         examples_per_s: Median of the examples in a second.
         least, most: The interval that holds the median of many more turns.
         step_ms: Median time of a step.
-        of_best: Lower end of the interval of its ratio to the fastest size, within turns.
+        of_best: Median of its ratio to the fastest size, within turns.
     """
 
     global_batch_size: int
@@ -79,7 +79,7 @@ def throughput_of(rates: Mapping[int, Sequence[float]]) -> ThroughputReport:
                 least=speed.least,
                 most=speed.most,
                 step_ms=1e3 * size / speed.median,
-                of_best=shares[size].least,
+                of_best=shares[size].median,
             )
         )
     return ThroughputReport(curve=tuple(curve), knee=knee(rates), turns=len(next(iter(rates.values()))))
