@@ -47,7 +47,9 @@ def cost() -> Table:
 
 
 def scaled() -> Table:
-    rows = [["recipe", "training", "batch", "learning rate", "median accuracy", "worst", "against the original"]]
+    rows = [
+        ["recipe", "training", "batch", "epochs", "learning rate", "median accuracy", "worst", "against the original"]
+    ]
     for name, kinds in read("scaled_rates")["recipes"].items():
         if "scaled" not in kinds:  # it has begun
             continue
@@ -57,6 +59,7 @@ def scaled() -> Table:
             median = statistics.median(scores)
             cells = [
                 str(settings["global_batch_size"]),
+                str(settings["epochs"]),
                 f"{settings['rate']:.2g}",
                 f"{median:.2%}",
                 f"{min(scores):.2%}",

@@ -47,6 +47,17 @@ def test_without_the_noise_scale_it_is_the_knee_and_with_it_alone_the_smaller_of
     assert reason == "the largest that was trained; its speed is unknown"
 
 
+@pytest.mark.parametrize(
+    ("scale", "size", "epochs"),
+    [(32, 256, 90), (1e6, 256, None), (None, 256, None), (100, 16, None)],  # (256 + 32) / (32 + 32) times 20
+)
+def test_a_larger_batch_has_the_epochs_for_the_same_loss(scale, size, epochs):
+    known = NoiseEstimate() if scale is None else noise(scale)
+    found = advise(TRAINING, largest=1024, noise=known, global_batch_size=size, examples=2560)
+    assert found.settings.get("epochs") == epochs
+    assert found.steps_per_epoch == 2560 // size
+
+
 def test_a_batch_has_no_more_examples_than_there_are():
     found = advise(TRAINING, largest=1024, knee=512, examples=200, replicas=3)
     assert (found.global_batch_size, found.steps_per_epoch) == (198, 2)

@@ -6,6 +6,9 @@ a speed of v examples per second. So the time to reach a loss is in proportion t
 that is least is advised. Without the noise scale it is the smallest batch that is about as fast as any: the knee.
 More examples in one step by accumulation are no faster per example, so they are advised only for a batch that is asked
 for and does not fit.
+
+For the same loss, a training needs examples in proportion to B + N. So with the noise scale known, a larger batch comes
+with as many more epochs, whose steps are still fewer.
 """
 
 from __future__ import annotations
@@ -128,6 +131,7 @@ def advise(
     settings["accumulate"] = accumulate
     rate, factor = _rate(training, size, settings, decide)
     _warm_up(training, factor, settings, decide)
+    _epochs(training, size, noise, settings, decide)
     steps = _steps(training, size, examples, settings, decide)
     present = {name: getattr(training, name) for name in settings}
     return BatchAdvice(
@@ -196,6 +200,19 @@ def _warm_up(training: TrainingConfig, factor: float, settings: dict[str, int | 
     epochs = max(training.warmup_epochs, min(WARMUP_EPOCHS, WARMUP_SHARE * training.epochs))
     settings["warmup_epochs"] = epochs
     decide("warmup_epochs", epochs, f"the rate rises from zero to {factor:.3g} times the former (Goyal et al. 2017)")
+
+
+def _epochs(
+    training: TrainingConfig, size: int, noise: NoiseEstimate | None, settings: dict[str, int | float], decide: Any
+) -> None:
+    scale = None if noise is None else noise.noise_scale
+    if scale is None:
+        return
+    factor = (size + scale) / (training.global_batch_size + scale)
+    epochs = round(training.epochs * factor)
+    if epochs > training.epochs:
+        settings["epochs"] = epochs
+        decide("epochs", epochs, f"times {factor:.3g}, the examples that the same loss needs at this noise scale")
 
 
 def _steps(
