@@ -51,7 +51,7 @@ def scaled() -> Table:
         ["recipe", "training", "batch", "epochs", "learning rate", "median accuracy", "worst", "against the original"]
     ]
     for name, kinds in read("scaled_rates")["recipes"].items():
-        if "scaled" not in kinds:  # it has begun
+        if "scaled" not in kinds or len({len(found["scores"]) for found in kinds.values()}) > 1:  # it has begun
             continue
         original = statistics.median(kinds["original"]["scores"].values())
         for kind, found in kinds.items():

@@ -179,7 +179,10 @@ def test_exit_codes(script, capsys):
     assert launch([script("raise SystemExit(5 if index else 0)")], workers=2) == 5
     assert "tfopt: worker 1 failed with exit code 5.\n" in capsys.readouterr().err
     assert launch([script("import signal; index and os.kill(os.getpid(), signal.SIGKILL)")], workers=2) == 137
-    assert "tfopt: worker 1 was killed (SIGKILL), most often by the kernel" in capsys.readouterr().err
+    assert (
+        "tfopt: worker 1 was killed (SIGKILL), most often by the kernel when the memory is full; its exit code is 137"
+        in capsys.readouterr().err
+    )
 
 
 def test_what_a_worker_started_ends_with_it(script, capsys):

@@ -281,9 +281,9 @@ def _result(workers: Sequence[_Worker], received: Sequence[int]) -> int:
     # A killed worker writes no traceback, and the others fail because they lost it. So it comes first.
     blamed = min(failed, key=lambda worker: worker.traceback_at or 0.0)
     code, said = blamed.exit_code or 0, blamed.last_errors()
-    ended = ENDED_FROM_OUTSIDE.get(code - 128, "failed")
-    more = " It ended with:" if said else ""
-    sys.stderr.write(f"tfopt: worker {blamed.index} {ended} with exit code {code}.{more}\n")
+    ended = ENDED_FROM_OUTSIDE.get(code - 128)
+    ended = f"failed with exit code {code}" if ended is None else f"{ended}; its exit code is {code}"
+    sys.stderr.write(f"tfopt: worker {blamed.index} {ended}.{' It ended with:' if said else ''}\n")
     lines = (f"[worker {blamed.index}] {line}\n" for line in said)
     sys.stderr.writelines(encodable(line, sys.stderr) for line in lines)
     sys.stderr.flush()
