@@ -73,10 +73,7 @@ class BatchSizeReport(Record, Shown):
                 rows.append(("", "the largest that was timed; a larger one may be faster"))
             if memory.workers:
                 rows.append(
-                    (
-                        "",
-                        "the largest of the workers; speeds without the network, if all are as fast as this one",
-                    )
+                    ("", "the largest of the workers; speeds without the network, if all are as fast as this one")
                 )
         else:
             rows.append(("speed", f"unavailable ({self.unavailable.get('throughput', 'not measured')})"))

@@ -123,9 +123,10 @@ def agree(
                 raise
             failure = words_about_worker(error)
     if failure:
+        words = " ".join(failure.split()).rstrip(".")
         raise TrainingError(
             f"All workers must find a batch and agree on it. Received, in worker {cluster.index} of "
-            f"{len(cluster.workers)}: {' '.join(failure.split())} Look for an error in the output of the others."
+            f"{len(cluster.workers)}: {words}. Look for an error in the output of the others."
         )
     return agreed(*found, rows)
 

@@ -16,6 +16,7 @@ from tfopt.errors import ConfigError, TfoptError
 from tfopt.training.distributed.cluster import (
     Cluster,
     find_cluster,
+    keeping_port,
     lost_worker,
     meet,
     multi_worker_strategy,
@@ -126,6 +127,19 @@ def test_wrong_slurm_variables_are_named(changes, words):
 def free_port():
     with socket.create_server(("", 0)) as server:
         return server.getsockname()[1]
+
+
+def test_a_port_is_kept_without_an_answer_until_the_worker_joins():
+    port = free_port()
+    cluster = Cluster((f"localhost:{port}", "localhost:1"), 0, "TF_CONFIG")
+    with keeping_port(cluster):
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("localhost", port))
+        with pytest.raises(TfoptError, match=f"own port. Received: port {port}"), keeping_port(cluster):
+            pass
+    taken = pytest.raises(TfoptError, match="End the process that holds it")
+    with socket.create_server(("localhost", port)), taken, keeping_port(cluster):
+        pass
 
 
 def test_a_worker_that_never_comes_is_named():
