@@ -61,7 +61,7 @@ def drawn(seed):
     options = {name: bool(draw.integers(2)) for name in names}
     if kind is layers.GRU:
         options["reset_after"] = bool(draw.integers(2))
-    steps = int(draw.choice([1, 3, 4, 9, 12]))
+    steps = int(draw.choice([1, 3, 4, 9, 17]))
     if kind is not layers.SimpleRNN:
         options["recurrent_activation"] = ["sigmoid", "softmax"][seed // 3 % 2]  # softmax is along the units of a gate
     layer = kind(5, activation=str(draw.choice(["tanh", "relu"])), bias_initializer="glorot_normal", **options)
@@ -88,7 +88,8 @@ def traced(layer, given, *, open_size):
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(6, 18))])
-def test_random_recurrent_layers_compute_what_keras_does(seed):
+def test_random_recurrent_layers_compute_what_keras_does(seed, monkeypatch):
+    monkeypatch.setattr(recurrent, "SEVERAL_LOOPS_FROM", [64, 17][seed // 3 % 2])
     layer, given = drawn(seed)
     open_size = not layer.unroll and seed % 2 == 0
     _, expected = traced(layer, given, open_size=open_size)
@@ -125,6 +126,20 @@ def test_a_frozen_bidirectional_layer_has_one_product_of_its_inputs_for_each_dir
     assert [ops(graph).count(op) for op in ("MatMul", "StatelessWhile")] == [4, 8]  # a loop for the ninth step
     x = GENERATOR.normal(size=(2, 9, 4)).astype("float32")
     x[0, 6:] = 0
+    np.testing.assert_allclose(graph.predict(x)["output_0"], model(x), atol=1e-5)
+
+
+def test_a_long_sequence_has_two_products_so_that_one_runs_beside_the_first_loop_but_the_weights_once():
+    model = keras.Sequential([keras.Input((130, 4)), layers.LSTM(3, return_sequences=True)])
+    graph = freeze(model)
+    assert [ops(graph).count(op) for op in ("MatMul", "StatelessWhile")] == [2, 3]  # 32 steps, 96, and the last 2
+    shapes = [
+        [size.size for size in node.attr["value"].tensor.tensor_shape.dim]
+        for node in graph.graph_def.node
+        if node.op == "Const"
+    ]
+    assert shapes.count([4, 12]) == shapes.count([3, 12]) == 1
+    x = GENERATOR.normal(size=(2, 130, 4)).astype("float32")
     np.testing.assert_allclose(graph.predict(x)["output_0"], model(x), atol=1e-5)
 
 

@@ -3,8 +3,9 @@
 Keras' LSTM, GRU, SimpleRNN and ConvLSTM on a CPU are a loop over the steps, and on small layers most of its time goes
 into the many small ops of a turn. Here the same mathematics takes fewer:
 
-- The product of the inputs and the kernel does not depend on the state. It is one product over all steps, before the
-  loop. There it is fused and quantized like any other.
+- The product of the inputs and the kernel does not depend on the state. It is one product over many steps, before their
+  loop. There it is fused and quantized like any other. A long sequence has two products and two loops: while the first
+  loop runs, which keeps one thread busy, another thread computes the product for the second.
 - A ConvLSTM convolves with the kernels of all four gates at once.
 - A turn takes four steps, which share the counter, the condition, and the reads and writes of sequences.
 - Without `return_sequences` nothing is written, and what a mask does to the outputs is done after the loop, at once.
@@ -30,6 +31,7 @@ from tfopt.compat.checks import check_reads, private, private_module
 from tfopt.compat.replace import replaced
 
 STEPS_PER_TURN = 4
+SEVERAL_LOOPS_FROM = 64  # steps; the product of fewer takes no time that counts
 # Of a ConvLSTM, whose inputs of all steps are as large as its images; of larger ones Keras computes step by step.
 BYTES_TOGETHER = 64 * 2**20
 ARGUMENTS = ("sequences", "initial_state", "mask", "training")
@@ -93,12 +95,13 @@ def _inner_loop(
     states = tuple(initial_state) if isinstance(initial_state, (list, tuple)) else (initial_state,)
     if not _is_known(layer, sequences, states, mask, training):
         return original(layer, sequences, initial_state, mask, training=training)
-    read = [_product(layer.cell, _time_first(sequences, layer.go_backwards))]
+    read = [_time_first(sequences, layer.go_backwards)]
     if mask is not None:
         mask = tf.cast(mask, tf.bool)[(..., *[None] * (states[0].shape.rank - 1))]
         read.append(_time_first(mask, layer.go_backwards))
     step = STEPS[_kind(layer)](layer.cell)
-    outputs, states = _loop(step, read, states, unroll=layer.unroll, keep=layer.return_sequences)
+    product = functools.partial(_product, layer.cell)
+    outputs, states = _loop(step, product, read, states, unroll=layer.unroll, keep=layer.return_sequences)
     if mask is not None:  # Keras' outputs are zero up to the first step that counts, whatever the initial state
         counts = read[1] if layer.zero_output_for_mask else tf.cumsum(tf.cast(read[1], tf.int32)) > 0
         outputs = tf.where(counts if layer.return_sequences else counts[-1:], outputs, tf.zeros_like(outputs))
@@ -168,35 +171,61 @@ def _product(cell: Any, inputs: Any) -> Any:
 
 
 def _loop(
-    step: Step, read: Sequence[Any], states: tuple[Any, ...], *, unroll: bool, keep: bool
+    step: Step,
+    product: Callable[[Any], Any],
+    read: Sequence[Any],
+    states: tuple[Any, ...],
+    *,
+    unroll: bool,
+    keep: bool,
 ) -> tuple[Any, tuple[Any, ...]]:
     """Returns the outputs of all steps, or of the last one if they need not be kept, and the last states.
 
     Args:
         step: From the inputs of a step times the kernel, and the states, to the next states.
-        read: The inputs times the kernel, and the mask if there is one: steps first, then the batch.
+        product: From the inputs of several steps to these times the kernel.
+        read: The inputs, and the mask if there is one: steps first, then the batch.
         states: The states before the first step.
         unroll: Whether there is to be no loop.
         keep: Whether all outputs are needed.
     """
     steps = read[0].shape[0]
     if unroll:
-        outputs, states = _take(step, [tf.unstack(each) for each in read], states)
+        outputs, states = _take(step, [tf.unstack(each) for each in (product(read[0]), *read[1:])], states)
         return tf.stack(outputs if keep else outputs[-1:]), states
-    if steps is None:
-        parts = [(read, 1, tf.shape(read[0])[0])]
-    else:
-        whole = steps - steps % STEPS_PER_TURN
-        parts = [
-            ([each[first:last] for each in read], count, (last - first) // count)
-            for first, last, count in ((0, whole, STEPS_PER_TURN), (whole, steps, steps - whole))
-            if first < last
-        ]
     kept = []
-    for part, count, turns in parts:
-        outputs, states = _turns(step, part, states, count, turns, keep)
-        kept.append(outputs)
+    for first, last in _pieces(steps):
+        inputs, *masks = (each[first:last] for each in read)
+        piece = [product(inputs), *masks]
+        for part, count, turns in _parts(piece):
+            outputs, states = _turns(step, part, states, count, turns, keep)
+            kept.append(outputs)
     return tf.concat(kept, 0) if keep else states[0][None], states
+
+
+def _pieces(steps: int | None) -> list[tuple[int, int | None]]:
+    """Returns the first step of each loop and the one after its last.
+
+    A product over many steps takes some third of the time that the loop takes for them. So that of three quarters is
+    ready when the loop over the first quarter ends.
+    """
+    if steps is None or steps < SEVERAL_LOOPS_FROM:
+        return [(0, steps)]
+    first = steps // 4 // STEPS_PER_TURN * STEPS_PER_TURN
+    return [(0, first), (first, steps)]
+
+
+def _parts(read: Sequence[Any]) -> list[tuple[list[Any], int, Any]]:
+    """Returns sequences in full turns and what is left of them, each with its steps per turn and number of turns."""
+    steps = read[0].shape[0]
+    if steps is None:
+        return [(list(read), 1, tf.shape(read[0])[0])]
+    whole = steps - steps % STEPS_PER_TURN
+    return [
+        ([each[first:last] for each in read], count, (last - first) // count)
+        for first, last, count in ((0, whole, STEPS_PER_TURN), (whole, steps, steps - whole))
+        if first < last
+    ]
 
 
 def _turns(

@@ -267,6 +267,18 @@ def test_layers_of_zeros_of_two_shapes_are_told_apart(tmp_path):
     np.testing.assert_array_equal(found, np.ones((32, 4)))
 
 
+def test_weights_that_are_used_in_several_places_are_stored_once(tmp_path):
+    inputs, shared = keras.Input((4,)), layers.Dense(4, "relu")
+    model = keras.Model(inputs, shared(shared(shared(inputs))))
+    x = examples((4,))
+    artifact = export(model, tmp_path / "a", ExportConfig(format="onnx", precision="int8"), calibration_data=x)
+    held = [onnx.numpy_helper.to_array(each) for each in onnx.load(tmp_path / "a" / "model.onnx").graph.initializer]
+    assert len(artifact.report.changed) == 3
+    assert [each.dtype for each in held if each.shape == (4, 4)] == [np.int8]
+    (found,) = run(tmp_path / "a", {inputs.name: x}).values()
+    np.testing.assert_allclose(found, model(x), atol=0.1)
+
+
 def test_an_output_with_the_name_of_an_input_is_refused(tmp_path):
     inputs = keras.Input((4,), name="image")
     model = keras.Model({"image": inputs}, {"image": layers.Dense(4)(inputs)})

@@ -36,6 +36,7 @@ def quantize_weights(model: onnx.ModelProto, graph: AnnotatedGraph, *, biases: b
     made = {name: node for node in model.graph.node for name in node.output}
     found = set()
     new: list[onnx.NodeProto] = []
+    stored: dict[tuple[str, tuple[int, ...], bytes], str] = {}
     _join_biases(model, known)
     for node in model.graph.node:
         if node.op_type not in PRODUCTS or node.input[1] not in held:
@@ -57,11 +58,11 @@ def quantize_weights(model: onnx.ModelProto, graph: AnnotatedGraph, *, biases: b
         shape = [1] * values.ndim
         shape[axis] = -1
         integers = np.rint(values / steps.reshape(shape)).astype(np.int8)
-        node.input[1] = _add_pair(model, new, f"{node.name}/weights", integers, steps, axis)
+        node.input[1] = _add_pair(model, new, stored, f"{node.name}/weights", integers, steps, axis)
         if biases and scale and bias is not None:
             step = steps * np.float32(scale)
             integers = np.rint(bias / step.astype(np.float64)).astype(np.int32)
-            node.input[2] = _add_pair(model, new, f"{node.name}/bias", integers, step, 0)
+            node.input[2] = _add_pair(model, new, stored, f"{node.name}/bias", integers, step, 0)
     if missing := known.keys() - found:
         raise UnsupportedModelError(
             f"Each int8 weight must be in the ONNX graph. Received: {graph.name!r}, in which weights of the shape "
@@ -131,14 +132,26 @@ def _join_biases(model: onnx.ModelProto, known: Mapping[Key, np.ndarray]) -> Non
 
 
 def _add_pair(
-    model: onnx.ModelProto, nodes: list[onnx.NodeProto], name: str, integers: np.ndarray, steps: np.ndarray, axis: int
+    model: onnx.ModelProto,
+    nodes: list[onnx.NodeProto],
+    stored: dict[tuple[str, tuple[int, ...], bytes], str],
+    name: str,
+    integers: np.ndarray,
+    steps: np.ndarray,
+    axis: int,
 ) -> str:
-    """Adds integers and the node that dequantizes them. Returns the tensor of that."""
-    names = [f"{name}/{kind}" for kind in ("integers", "scale", "zero_point")]
+    """Adds integers and the node that dequantizes them. Returns the tensor of that.
+
+    `stored` names the values that are in the model, so that a weight that is used in several places is stored once.
+    """
+    names = []
     values = (integers, steps.astype(np.float32), np.zeros(steps.shape, integers.dtype))
-    model.graph.initializer.extend(
-        numpy_helper.from_array(value, each) for each, value in zip(names, values, strict=True)
-    )
+    for kind, value in zip(("integers", "scale", "zero_point"), values, strict=True):
+        key = (value.dtype.str, value.shape, value.tobytes())
+        if key not in stored:
+            stored[key] = f"{name}/{kind}"
+            model.graph.initializer.append(numpy_helper.from_array(value, stored[key]))
+        names.append(stored[key])
     output = f"{name}/dequantized"
     nodes.append(helper.make_node("DequantizeLinear", names, [output], name=output, axis=axis))
     return output
