@@ -239,7 +239,7 @@ def knee(case: Case, folder: Path, repetitions: int) -> dict[str, Any]:
         },
         "true": true,
         "knees": knees,
-        "turns": [len(next(iter(each.values()))) for each in found],
+        "turns": [max(map(len, each.values())) for each in found],
         "repetitions": repetitions,
         "within_one_step": sum(step <= 1 for step in steps),
     }

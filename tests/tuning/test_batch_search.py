@@ -7,7 +7,7 @@ import pytest
 
 from tfopt import BatchSizeConfig, BatchSizeReport, ConfigError, TrainingError
 from tfopt.report import Decision
-from tfopt.report.knee import is_decided, knee
+from tfopt.report.knee import contenders, is_decided, knee, ratios
 from tfopt.trials.process import Outcome
 from tfopt.tuning.limit import Limit, find_limit
 from tfopt.tuning.memory import find_largest, on_grid
@@ -133,6 +133,15 @@ def test_the_knee_is_found_where_speeds_vary_by_a_twentieth():
         own = np.random.default_rng(seed).normal(1, 0.05, (12, len(true)))
         found.append(knee({size: list(true[size] * own[:, place]) for place, size in enumerate(true)}))
     assert found.count(8) >= 15  # the lower end of the interval would choose 16 and more
+
+
+def test_sizes_that_had_fewer_turns_are_compared_with_the_same_turns_of_the_best():
+    shared = [1.0, 0.5, 0.25, 0.1]  # the machine's speed in each turn
+    rates = {1: [50.0, 25.0], 2: [93.0 * each for each in shared], 4: [100.0 * each for each in shared]}
+    assert {size: found.median for size, found in ratios(rates).items()} == pytest.approx({1: 0.5, 2: 0.93, 4: 1.0})
+    assert contenders(rates) == [4]
+    found = throughput_of(rates)
+    assert (found.knee, found.turns) == (4, 4)
 
 
 def test_powers_of_two_and_the_largest_are_timed():

@@ -19,13 +19,19 @@ FEWEST = 6  # turns: the interval of fewer is all of them, and says little
 def ratios(rates: Mapping[int, Sequence[float]]) -> dict[int, Estimate]:
     """Returns the speed of each batch size as a share of the fastest one, with its interval.
 
+    Args:
+        rates: The speed of each size in each turn. Sizes that were left out of later turns have fewer.
     Example:
         >>> ratios({8: [50.0, 55.0], 16: [100.0, 100.0]})[8]
         Estimate(median=0.525, least=0.5, most=0.55)
     """
-    best = max(rates, key=lambda size: statistics.median(rates[size]))
+    longest = max(map(len, rates.values()))  # the others had no more turns because they are slower
+    best = max(
+        (size for size, found in rates.items() if len(found) == longest),
+        key=lambda size: statistics.median(rates[size]),
+    )
     return {
-        size: estimate([one / other for one, other in zip(found, rates[best], strict=True)])
+        size: estimate([one / other for one, other in zip(found, rates[best], strict=False)])
         for size, found in rates.items()
     }
 
@@ -38,6 +44,16 @@ def knee(rates: Mapping[int, Sequence[float]]) -> int:
         16
     """
     return min(size for size, found in ratios(rates).items() if found.median >= SHARE)
+
+
+def contenders(rates: Mapping[int, Sequence[float]]) -> list[int]:
+    """Returns the batch sizes that more turns may show to be within 5% of the best.
+
+    Example:
+        >>> contenders({8: [50.0] * 6, 16: [90.0, 99.0] * 3, 32: [100.0] * 6})
+        [16, 32]
+    """
+    return [size for size, found in ratios(rates).items() if found.most >= SHARE]
 
 
 def is_decided(rates: Mapping[int, Sequence[float]]) -> bool:

@@ -45,8 +45,8 @@ class BatchSizeConfig:
     window_s: Seconds = 0.5
     """Seconds of steps that are timed in each turn of a batch size."""
     turns: Annotated[int, Ge(3), Le(100)] = 12
-    """Largest number of turns of each batch size, at least 3. Fewer are taken where they suffice to tell the sizes
-    apart."""
+    """Largest number of turns of all batch sizes, at least 3. Fewer are taken where they suffice to tell the sizes
+    apart. Where they do not, the sizes that may be the knee get up to twice as many more."""
     throughput_limit_s: Seconds = 600.0
     """Seconds for the measurement of the speed."""
     global_batch_size: AtLeastOne | None = None

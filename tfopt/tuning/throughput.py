@@ -37,7 +37,7 @@ class ThroughputReport(Record):
     Attributes:
         curve: The speed of each batch size, the smallest first.
         knee: The smallest batch size within 5% of the best.
-        turns: Number of turns of each size.
+        turns: Number of turns. Sizes that are clearly slower have fewer.
     """
 
     curve: tuple[Speed, ...]
@@ -82,4 +82,4 @@ def throughput_of(rates: Mapping[int, Sequence[float]]) -> ThroughputReport:
                 of_best=shares[size].median,
             )
         )
-    return ThroughputReport(curve=tuple(curve), knee=knee(rates), turns=len(next(iter(rates.values()))))
+    return ThroughputReport(curve=tuple(curve), knee=knee(rates), turns=max(map(len, rates.values())))

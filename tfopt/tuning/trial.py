@@ -33,7 +33,7 @@ from tfopt.data.files.tfrecord import tfrecord
 from tfopt.profiling.cost import training_memory
 from tfopt.recipe import Recipe, with_changes
 from tfopt.report import Record
-from tfopt.report.knee import is_decided
+from tfopt.report.knee import contenders, is_decided
 from tfopt.runner.teacher import teacher_recipe
 from tfopt.runner.work import begin, place_augmentation
 from tfopt.timing import in_turns
@@ -50,6 +50,7 @@ STEPS = 3  # of an epoch of a trial for its memory; there are two epochs, with a
 VALIDATED = 2  # batches
 ESTIMATED = (1, 65)  # examples on a replica
 STEP, TFOPT = "step", "tfopt"
+MORE_TURNS = 2  # times as many, of the sizes that may be the knee
 INPUTS_AT_ONCE = 3  # batches that the pipeline holds: two in advance, and the one of the step
 
 
@@ -61,9 +62,10 @@ class Trial(Record):
         sizes: Numbers of examples on each replica.
         whole: Whether to train the one size as the whole training does, for its memory.
         window_s: Seconds of steps in each turn of a size.
-        turns: Largest number of turns.
+        turns: Largest number of turns of all sizes.
         limit_s: Seconds after which no turn begins.
-        decides: Whether fewer turns are taken where they suffice to tell the sizes apart.
+        decides: Whether fewer turns are taken where they suffice to tell the sizes apart, and more of the sizes that
+            may be the knee where they do not.
         settings: Settings that the recipe is changed by, as nested tables.
         estimates: Whether to estimate the memory of a step too.
     """
@@ -239,20 +241,27 @@ def _whole(training: Training, size: int, directory: Path) -> list[dict[str, Any
 
 
 def _in_turns(training: Training, trial: Trial) -> list[dict[str, Any]]:
-    fits = [TimedFit(training, size * training.replicas) for size in trial.sizes]
+    fits = {size: TimedFit(training, size * training.replicas) for size in trial.sizes}
     end = time.perf_counter() + trial.limit_s
-
-    def is_enough(turns: Sequence[Sequence[float]]) -> bool:
-        rates = dict(zip(trial.sizes, zip(*turns, strict=True), strict=True))
-        return time.perf_counter() > end or (trial.decides and is_decided(rates))
-
-    for each in fits:
+    for each in fits.values():
         each.prepare(trial.window_s)
-    rates = in_turns([each.rate for each in fits], trial.turns, is_enough)
-    return [
-        {"size": size, "examples_per_s": found, "losses": each.losses}
-        for size, found, each in zip(trial.sizes, rates, fits, strict=True)
-    ]
+    rates: dict[int, list[float]] = {size: [] for size in fits}
+
+    def time_in_turns(sizes: Sequence[int], most: int) -> None:
+        def with_later(turns: Sequence[Sequence[float]]) -> dict[int, list[float]]:
+            later = dict(zip(sizes, zip(*turns, strict=True), strict=True))
+            return {size: [*found, *later.get(size, ())] for size, found in rates.items()}
+
+        def is_enough(turns: Sequence[Sequence[float]]) -> bool:
+            return time.perf_counter() > end or (trial.decides and is_decided(with_later(turns)))
+
+        found = in_turns([fits[size].rate for size in sizes], most, is_enough)
+        rates.update(with_later(list(zip(*found, strict=True))))
+
+    time_in_turns(trial.sizes, trial.turns)
+    if trial.decides and time.perf_counter() < end and not is_decided(rates):
+        time_in_turns(contenders(rates), MORE_TURNS * trial.turns)
+    return [{"size": size, "examples_per_s": rates[size], "losses": each.losses} for size, each in fits.items()]
 
 
 def estimated_bytes(training: Training, size: int) -> int:

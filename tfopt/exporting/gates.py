@@ -1,8 +1,9 @@
-"""Gates in int8 for ONNX Runtime: swish, and the factors of squeeze-and-excite.
+"""Gates in int8 for ONNX Runtime and LiteRT: swish, and the factors of squeeze-and-excite.
 
 Both multiply values by a sigmoid. TensorFlow has no int8 kernel for either, so the annotated graph rounds only what a
-convolution reads. ONNX Runtime has them, where each operand and the result is rounded. Their ranges follow from those
-that are known: a sigmoid is between 0 and 1, and the swish of a range is between its own ends and its lowest value.
+convolution reads. These runtimes have them, where each operand and the result is rounded. Their ranges follow from
+those that are known: a sigmoid is between 0 and 1, in the steps of LiteRT's kernel, and the swish of a range is between
+its own ends and its lowest value.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from tfopt.quantization.annotation.annotate import AnnotatedGraph, add_fake_quan
 from tfopt.quantization.annotation.fusion import FAKE_QUANT
 from tfopt.quantization.annotation.grids import Range, covering
 
-SIGMOID = Range(limit=1.0, signed=False)
+SIGMOID = Range(limit=255 / 256, signed=False)
 READERS = {FAKE_QUANT, "Mul", "Mean"}  # of a swish in int8
 
 
