@@ -47,3 +47,12 @@ def upwards():
 
 def examples(shape, count=32):
     return np.random.default_rng(0).normal(size=(count, *shape)).astype("float32")
+
+
+def squeeze_and_excite():
+    inputs = keras.Input((16, 16, 3))
+    x = layers.Conv2D(8, 3, padding="same", activation="silu")(inputs)
+    x = layers.DepthwiseConv2D(3, padding="same", activation="silu")(x)
+    y = layers.Conv2D(4, 1, activation="silu")(layers.GlobalAveragePooling2D(keepdims=True)(x))
+    x = layers.Multiply()([x, layers.Conv2D(8, 1, activation="sigmoid")(y)])
+    return keras.Model(inputs, layers.Dense(5)(layers.Flatten()(layers.Conv2D(8, 1)(x)))), (16, 16, 3)

@@ -2,8 +2,8 @@
 
 Both multiply values by a sigmoid. TensorFlow has no int8 kernel for either, so the annotated graph rounds only what a
 convolution reads. These runtimes have them, where each operand and the result is rounded. Their ranges follow from
-those that are known: a sigmoid is between 0 and 1, in the steps of LiteRT's kernel, and the swish of a range is between
-its own ends and its lowest value.
+those that are known: a sigmoid is between 0 and 1, and the swish of a range is between its own ends and its lowest
+value.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from tfopt.quantization.annotation.annotate import AnnotatedGraph, add_fake_quan
 from tfopt.quantization.annotation.fusion import FAKE_QUANT
 from tfopt.quantization.annotation.grids import Range, covering
 
-SIGMOID = Range(limit=255 / 256, signed=False)
+SIGMOID = Range(limit=1.0, signed=False)
+SIGMOID_OF_LITERT = Range(limit=255 / 256, signed=False)  # the steps of its kernel; others would be rounded once more
 READERS = {FAKE_QUANT, "Mul", "Mean"}  # of a swish in int8
 
 
-def with_rounded_gates(graph: AnnotatedGraph) -> AnnotatedGraph:
+def with_rounded_gates(graph: AnnotatedGraph, sigmoids: Range = SIGMOID) -> AnnotatedGraph:
     """Returns the graph with fake quantization of the sigmoids and products of gates whose operands are rounded."""
     editor = GraphEditor(graph.graph_def)
     for name in [name for name in editor.topological() if editor.nodes[name].op == "Sigmoid"]:
         products = [each for each in editor.consumers.get(name, ()) if editor.nodes[each].op == "Mul"]
         if len(products) == len(editor.consumers.get(name, ())) == 1 and name not in graph.output_nodes:
-            _round(editor, name, products[0], graph.output_nodes)
+            _round(editor, name, products[0], graph.output_nodes, sigmoids)
     return replace(graph, graph_def=graph.edited(editor).graph_def)
 
 
-def _round(editor: GraphEditor, sigmoid: str, product: str, outputs: frozenset[str]) -> None:
+def _round(editor: GraphEditor, sigmoid: str, product: str, outputs: frozenset[str], sigmoids: Range) -> None:
     """Rounds a sigmoid, and the product if it is a swish, where an int8 kernel then computes both."""
     entering = _times_one(editor, editor.nodes[sigmoid].input[0])
     scaled = next(iter({*map(producer, editor.nodes[product].input)} - {sigmoid}), sigmoid)
@@ -44,7 +45,7 @@ def _round(editor: GraphEditor, sigmoid: str, product: str, outputs: frozenset[s
     if both != [FAKE_QUANT] * 2 or product in outputs or not readers or not allowed.issuperset(readers.values()):
         return
     editor.set_inputs(sigmoid, [entering])
-    rounded = add_fake_quant(editor, sigmoid, SIGMOID)
+    rounded = add_fake_quant(editor, sigmoid, sigmoids)
     editor.redirect(sigmoid, rounded, keep=[rounded])
     if len(rounding) < len(readers):
         result = (rounding or [add_fake_quant(editor, product, _swish(editor.nodes[entering]))])[0]

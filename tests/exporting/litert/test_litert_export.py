@@ -8,7 +8,7 @@ from ai_edge_litert import schema_py_generated as schema
 from ai_edge_litert.interpreter import Interpreter
 from keras import layers, ops
 
-from tests.exporting.networks import attention, images, one_axis, sequences, upwards
+from tests.exporting.networks import attention, images, one_axis, sequences, squeeze_and_excite, upwards
 from tests.exporting.networks import examples as numbers
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting import ExportConfig, export
@@ -93,6 +93,25 @@ def test_int8_nodes_have_the_integers_of_the_annotated_graph_and_compute_it(make
     for name, value in outputs.items():
         scale = np.sqrt(np.mean(np.square(reference[name])))
         assert np.sqrt(np.mean(np.square(value - reference[name]))) <= 0.02 * scale
+
+
+def test_the_gates_of_swish_and_of_squeeze_and_excite_are_in_int8(tmp_path):
+    """LiteRT's kernel of a sigmoid gives steps of 1/256: of other steps, each would be rounded once more."""
+    keras.utils.set_random_seed(1)
+    model, shape = squeeze_and_excite()
+    x = numbers(shape)
+    export(model, tmp_path / "a", ExportConfig(format="litert", precision="int8"), calibration_data=x)
+    found = [
+        (name, subgraph.tensors[place].type == schema.TensorType.INT8)
+        for subgraph, operator, name in operators(read(str(tmp_path / "a" / "model.tflite")))
+        for place in (*operator.inputs, *operator.outputs)
+        if name in ("LOGISTIC", "MUL")
+    ]
+    assert len(found) == 4 * 2 + 4 * 3
+    assert all(is_int8 for _, is_int8 in found)
+    outputs = run(tmp_path / "a", named(model, [x]))
+    reference = quantize(model, QuantizationConfig(), calibration_data=x).predict(x)
+    assert np.linalg.norm(outputs["output_0"] - reference) <= 0.05 * np.linalg.norm(reference)
 
 
 def stored_integers(directory):

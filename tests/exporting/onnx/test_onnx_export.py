@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
-from tests.exporting.networks import attention, examples, images, one_axis, sequences, upwards
+from tests.exporting.networks import attention, examples, images, one_axis, sequences, squeeze_and_excite, upwards
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting import ExportConfig, export, export_formats
 from tfopt.exporting.manifest import read_manifest
@@ -107,15 +107,6 @@ def test_a_residual_sum_and_its_operands_are_quantized():
     nodes = {node.name: node for node in with_all_pairs(quantized).graph_def.node}
     (addition,) = (node for node in nodes.values() if node.op == "AddV2" and "add" in node.name)
     assert [nodes[name].op for name in addition.input] == ["FakeQuantWithMinMaxArgs"] * 2
-
-
-def squeeze_and_excite():
-    inputs = keras.Input((16, 16, 3))
-    x = layers.Conv2D(8, 3, padding="same", activation="silu")(inputs)
-    x = layers.DepthwiseConv2D(3, padding="same", activation="silu")(x)
-    y = layers.Conv2D(4, 1, activation="silu")(layers.GlobalAveragePooling2D(keepdims=True)(x))
-    x = layers.Multiply()([x, layers.Conv2D(8, 1, activation="sigmoid")(y)])
-    return keras.Model(inputs, layers.Dense(5)(layers.Flatten()(layers.Conv2D(8, 1)(x)))), (16, 16, 3)
 
 
 def test_the_gates_of_swish_and_of_squeeze_and_excite_are_in_int8(tmp_path):

@@ -11,7 +11,7 @@ import numpy as np
 
 from tfopt.exporting.config import DEFAULT_SIGNATURE, ExportConfig
 from tfopt.exporting.formats import FORMATS
-from tfopt.exporting.gates import with_rounded_gates
+from tfopt.exporting.gates import SIGMOID_OF_LITERT, with_rounded_gates
 from tfopt.exporting.litert.convert import convert
 from tfopt.exporting.litert.weights import keep_float, quantize_weights, store_in_half
 from tfopt.exporting.lowering import Lowered
@@ -25,7 +25,7 @@ def write(lowered: Lowered, directory: Path, config: ExportConfig) -> None:
     """Writes model.tflite."""
     graph = lowered.graphs[DEFAULT_SIGNATURE]
     if isinstance(graph, AnnotatedGraph):
-        graph = with_rounded_gates(graph)
+        graph = with_rounded_gates(graph, SIGMOID_OF_LITERT)
     model = convert(graph, lowered.source, directory)
     _order(model, graph)
     if isinstance(graph, AnnotatedGraph):

@@ -13,9 +13,9 @@ from onnx import TensorProto, helper, numpy_helper
 from tfopt.errors import UnsupportedModelError
 from tfopt.exporting.config import DEFAULT_SIGNATURE, ExportConfig
 from tfopt.exporting.formats import FORMATS
+from tfopt.exporting.gates import with_rounded_gates
 from tfopt.exporting.lowering import Lowered
 from tfopt.exporting.onnx.convert import convert
-from tfopt.exporting.gates import with_rounded_gates
 from tfopt.exporting.onnx.pairs import close_pairs, quantize_weights
 from tfopt.exporting.paired import rounded_before_maximum
 from tfopt.graph import fold_constants
