@@ -23,6 +23,7 @@ from tfopt.atomic.files import read_stored
 from tfopt.errors import ArtifactError
 from tfopt.exporting.config import DEFAULT_SIGNATURE, FLOAT_SIGNATURE, PRECISIONS
 from tfopt.exporting.formats import FORMATS, SAVED_MODEL, has_model
+from tfopt.exporting.int8.weights import PRODUCT
 from tfopt.graph import FrozenGraph
 from tfopt.graph.output_ops import output_ops
 from tfopt.report import Record, ServingTimes, TunedServing
@@ -314,13 +315,14 @@ def requirements(
         return needs + ("; on x86-64 int8 instructions (VNNI, AMX) for right results" if needs_vnni else "")
     products = "" if compute == "float32" else f"; {NEEDS[compute]}"
     # Not every build of TensorFlow has kernels for the ops whose names begin so.
-    kernels = sorted({node.op for node in graphs[DEFAULT_SIGNATURE].graph_def.node if node.op.startswith("_")})
+    nodes = graphs[DEFAULT_SIGNATURE].graph_def.node
+    kernels = sorted({node.op for node in nodes if node.op.startswith("_")})
     if kernels:
         needs += f" with oneDNN's int8 kernels, as in its builds for x86-64 ({', '.join(kernels)})"
         needs += f"; int8 instructions (VNNI, AMX) for {'right results' if needs_vnni else 'speed'}{products}"
-        if FLOAT_SIGNATURE in graphs:
-            needs += f". Signature {FLOAT_SIGNATURE!r} needs TensorFlow only"
-        return needs
+        if any(node.op == PRODUCT and node.attr["Tout"].type == tf.bfloat16.as_datatype_enum for node in nodes):
+            needs += "; AVX512 for int8 kernels that write bfloat16, without which TensorFlow ends the process"
+        return needs + (f". Signature {FLOAT_SIGNATURE!r} needs TensorFlow only" if FLOAT_SIGNATURE in graphs else "")
     return needs + products
 
 

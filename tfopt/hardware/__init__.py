@@ -13,6 +13,7 @@ from tfopt.hardware.machine import (
     has_vnni,
     logical_cores,
     multiplies_bfloat16,
+    writes_bfloat16,
 )
 from tfopt.hardware.processor_peak import CpuPeak, cpu_peak
 
@@ -32,4 +33,5 @@ __all__ = [
     "logical_cores",
     "multiplies_bfloat16",
     "peak_tflops",
+    "writes_bfloat16",
 ]

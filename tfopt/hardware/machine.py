@@ -171,6 +171,14 @@ def computes_bfloat16() -> bool:
     return _limit() not in _WITHOUT_AVX512
 
 
+def writes_bfloat16() -> bool:
+    """Returns whether an int8 kernel of oneDNN can write bfloat16 on this machine, which takes AVX512.
+
+    Elsewhere TensorFlow ends the process (measured with AVX2 alone: no primitive descriptor).
+    """
+    return computes_bfloat16() and "avx512f" in _cpu()[1]
+
+
 def _limit() -> str:
     return (os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "").lower()
 

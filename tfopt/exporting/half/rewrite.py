@@ -2,7 +2,7 @@
 
 What a half node reads from a float32 node passes a Cast, and the reverse; each tensor is converted once. The constants
 of half nodes are stored in the half type. In an int8 graph, products whose kernels write float32 for half nodes write
-bfloat16 instead, which takes no Cast.
+bfloat16 instead, which takes no Cast; but not on a machine on which such a kernel ends the process.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tfopt.exporting.half.sides import PRODUCTS, SHAPE_ONLY, choose_sides, float
 from tfopt.exporting.int8.weights import PRODUCT as INT8_PRODUCT
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.edit import FLOAT32, attribute, dtype_attr, producer, types
+from tfopt.hardware import writes_bfloat16
 from tfopt.report import Change, PassReport, Skip
 
 
@@ -59,6 +60,7 @@ class _Conversions:
     def __init__(self, editor: GraphEditor, half: frozenset[str], dtype: tf.DType, outputs: frozenset[str]) -> None:
         self._editor, self._half, self._dtype, self._outputs = editor, half, dtype, outputs
         self._converted: dict[tuple[str, tf.DType], str] = {}
+        self._writes = writes_bfloat16()
 
     @property
     def count(self) -> int:
@@ -101,7 +103,7 @@ class _Conversions:
     def _is_rounded_by_its_kernel(self, tensor: str) -> bool:
         """Lets an int8 product write its float result in bfloat16 where all readers want that, and says whether."""
         node, readers = self._editor.nodes[producer(tensor)], self._editor.consumers[producer(tensor)]
-        if node.op != INT8_PRODUCT or self._dtype != tf.bfloat16 or tensor in self._outputs:
+        if node.op != INT8_PRODUCT or self._dtype != tf.bfloat16 or tensor in self._outputs or not self._writes:
             return False
         if attribute(node, "Tout").type == FLOAT32.type and self._half.issuperset(readers):
             node.attr["Tout"].CopyFrom(dtype_attr(self._dtype))
