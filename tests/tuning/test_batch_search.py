@@ -1,6 +1,7 @@
 """The search for the largest batch, the knee of the speeds, and the advice, on numbers whose answer is known."""
 
 import tomllib
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from tfopt.report.knee import contenders, is_decided, knee, ratios
 from tfopt.trials.process import Outcome
 from tfopt.tuning.limit import Limit, find_limit
 from tfopt.tuning.memory import find_largest, on_grid
-from tfopt.tuning.throughput import sizes_to_time, throughput_of
+from tfopt.tuning.throughput import sizes_to_time, throughput_of, time_sizes
 
 MB = 10**6
 
@@ -133,6 +134,22 @@ def test_the_knee_is_found_where_speeds_vary_by_a_twentieth():
         own = np.random.default_rng(seed).normal(1, 0.05, (12, len(true)))
         found.append(knee({size: list(true[size] * own[:, place]) for place, size in enumerate(true)}))
     assert found.count(8) >= 15  # the lower end of the interval would choose 16 and more
+
+
+def test_sizes_that_may_be_the_knee_get_more_turns_where_speeds_vary_by_a_tenth():
+    true = {8: 0.2, 16: 0.37, 32: 0.62, 64: 0.99, 128: 0.9, 256: 1.0}  # an LSTM on two cores
+    right = {False: 0, True: 0}  # within one step
+    lengths = set()
+    for seed in range(100):
+        for decides in right:
+            normal = np.random.default_rng(seed).normal
+            sides = {size: partial(normal, speed, 0.1 * speed) for size, speed in true.items()}
+            rates = time_sizes(sides, 12, lambda: False, decides=decides)
+            right[decides] += 32 <= knee(rates) <= 128
+            lengths.add((decides, len(rates[8]) <= 12, len(rates[64]) > 12, len(rates[64]) == len(rates[256])))
+        assert len(time_sizes(sides, 12, lambda: True)[64]) == 1
+    assert right[True] >= 90 > right[False]
+    assert lengths == {(False, True, False, True), (True, True, False, True), (True, True, True, True)}
 
 
 def test_sizes_that_had_fewer_turns_are_compared_with_the_same_turns_of_the_best():

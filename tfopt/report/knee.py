@@ -63,7 +63,7 @@ def is_decided(rates: Mapping[int, Sequence[float]]) -> bool:
         >>> is_decided({8: [50.0] * 6, 16: [100.0] * 6}), is_decided({8: [90.0, 99.0] * 3, 16: [100.0] * 6})
         (True, False)
     """
-    if len(next(iter(rates.values()))) < FEWEST:
+    if max(map(len, rates.values())) < FEWEST:
         return False
     found, chosen = ratios(rates), knee(rates)
     return found[chosen].least >= SHARE and all(each.most < SHARE for size, each in found.items() if size < chosen)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tfopt.report import Record
-from tfopt.report.knee import knee, ratios
-from tfopt.timing import estimate
+from tfopt.report.knee import contenders, is_decided, knee, ratios
+from tfopt.timing import estimate, in_turns
+
+MORE_TURNS = 2  # times as many, of the sizes that may be the knee
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +60,41 @@ def sizes_to_time(largest: int) -> list[int]:
     """
     powers = [2**power for power in range(largest.bit_length())]
     return powers if largest < 1.25 * powers[-1] else [*powers, largest]
+
+
+def time_sizes(
+    sides: Mapping[int, Callable[[], float]], turns: int, is_late: Callable[[], bool], *, decides: bool = True
+) -> dict[int, list[float]]:
+    """Returns the speed of each batch size in each turn.
+
+    Where `turns` do not tell the knee, the sizes that may be it get more; those that are clearly slower do not.
+
+    Args:
+        sides: By size, what times it once.
+        turns: Largest number of turns of all sizes.
+        is_late: Whether no further turn may begin.
+        decides: Whether turns end when the knee is known, and go on where it is not.
+    Example:
+        >>> time_sizes({8: lambda: 50.0, 16: lambda: 100.0}, turns=12, is_late=lambda: False)[16]
+        [100.0, 100.0, 100.0, 100.0, 100.0, 100.0]
+    """
+    rates: dict[int, list[float]] = {size: [] for size in sides}
+
+    def with_more(sizes: Sequence[int], most: int) -> dict[int, list[float]]:
+        def together(turns: Sequence[Sequence[float]]) -> dict[int, list[float]]:
+            later = dict(zip(sizes, zip(*turns, strict=True), strict=True))
+            return {size: [*earlier, *later.get(size, ())] for size, earlier in rates.items()}
+
+        def is_enough(turns: Sequence[Sequence[float]]) -> bool:
+            return is_late() or (decides and is_decided(together(turns)))
+
+        found = in_turns([sides[size] for size in sizes], most, is_enough)
+        return together(list(zip(*found, strict=True)))
+
+    rates = with_more(list(sides), turns)
+    if decides and not is_late() and not is_decided(rates):
+        rates = with_more(contenders(rates), MORE_TURNS * turns)
+    return rates
 
 
 def throughput_of(rates: Mapping[int, Sequence[float]]) -> ThroughputReport:

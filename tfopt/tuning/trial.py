@@ -33,16 +33,15 @@ from tfopt.data.files.tfrecord import tfrecord
 from tfopt.profiling.cost import training_memory
 from tfopt.recipe import Recipe, with_changes
 from tfopt.report import Record
-from tfopt.report.knee import contenders, is_decided
 from tfopt.runner.teacher import teacher_recipe
 from tfopt.runner.work import begin, place_augmentation
-from tfopt.timing import in_turns
 from tfopt.training import compile as compile_model
 from tfopt.training import plan
 from tfopt.training.memory import set_memory_growth
 from tfopt.training.xla import leave_convolutions_unfused
 from tfopt.tuning.facts import facts_of, facts_of_data
 from tfopt.tuning.limit import Used, kept, of_json
+from tfopt.tuning.throughput import time_sizes
 from tfopt.tuning.timed import TimedFit, Training
 from tfopt.tuning.workload import DATA, MODEL, RECIPE, Workload, largest_example, only_largest
 
@@ -50,7 +49,6 @@ STEPS = 3  # of an epoch of a trial for its memory; there are two epochs, with a
 VALIDATED = 2  # batches
 ESTIMATED = (1, 65)  # examples on a replica
 STEP, TFOPT = "step", "tfopt"
-MORE_TURNS = 2  # times as many, of the sizes that may be the knee
 INPUTS_AT_ONCE = 3  # batches that the pipeline holds: two in advance, and the one of the step
 
 
@@ -245,22 +243,8 @@ def _in_turns(training: Training, trial: Trial) -> list[dict[str, Any]]:
     end = time.perf_counter() + trial.limit_s
     for each in fits.values():
         each.prepare(trial.window_s)
-    rates: dict[int, list[float]] = {size: [] for size in fits}
-
-    def time_in_turns(sizes: Sequence[int], most: int) -> None:
-        def with_later(turns: Sequence[Sequence[float]]) -> dict[int, list[float]]:
-            later = dict(zip(sizes, zip(*turns, strict=True), strict=True))
-            return {size: [*found, *later.get(size, ())] for size, found in rates.items()}
-
-        def is_enough(turns: Sequence[Sequence[float]]) -> bool:
-            return time.perf_counter() > end or (trial.decides and is_decided(with_later(turns)))
-
-        found = in_turns([fits[size].rate for size in sizes], most, is_enough)
-        rates.update(with_later(list(zip(*found, strict=True))))
-
-    time_in_turns(trial.sizes, trial.turns)
-    if trial.decides and time.perf_counter() < end and not is_decided(rates):
-        time_in_turns(contenders(rates), MORE_TURNS * trial.turns)
+    sides = {size: each.rate for size, each in fits.items()}
+    rates = time_sizes(sides, trial.turns, lambda: time.perf_counter() > end, decides=trial.decides)
     return [{"size": size, "examples_per_s": rates[size], "losses": each.losses} for size, each in fits.items()]
 
 
