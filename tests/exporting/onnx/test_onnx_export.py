@@ -266,7 +266,9 @@ def test_weights_that_are_used_in_several_places_are_stored_once(tmp_path):
     held = [onnx.numpy_helper.to_array(each) for each in onnx.load(tmp_path / "a" / "model.onnx").graph.initializer]
     assert len(artifact.report.changed) == 3
     assert [each.dtype for each in held if each.shape == (4, 4)] == [np.int8]
-    (found,) = run(tmp_path / "a", {inputs.name: x}).values()
+    with RuntimeProcess(tmp_path / "a") as process:
+        (found,) = process.predict({inputs.name: x}, len(x)).values()
+        assert process.count_kernels()["QGemm"] == 3
     np.testing.assert_allclose(found, model(x), atol=0.1)
 
 

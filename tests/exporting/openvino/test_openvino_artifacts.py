@@ -186,6 +186,22 @@ def test_a_maximum_that_is_rounded_is_right_in_int8(tmp_path):
     assert np.linalg.norm(outputs["output_0"] - model(x)) <= 0.03 * np.linalg.norm(model(x))
 
 
+@pytest.mark.slow
+def test_layers_that_are_used_twice_and_layers_of_equal_sizes_run_in_int8(tmp_path):
+    """OpenVINO would compute products in float whose weights, scales or zero points are one constant."""
+    keras.utils.set_random_seed(0)
+    inputs, convolution, dense = keras.Input((8, 8, 3)), layers.Conv2D(8, 3, activation="relu"), layers.Dense(8)
+    x = convolution(layers.Conv2D(8, 1)(inputs))
+    x = layers.GlobalAveragePooling2D()(convolution(x))
+    model = keras.Model(inputs, dense(layers.ReLU()(dense(x))))
+    x = examples((8, 8, 3))
+    config = ExportConfig(format="openvino", precision="int8")
+    export(model, tmp_path / "a", config, calibration_data=x)
+    outputs, kernels = run(tmp_path / "a", {inputs.name: x}, len(x))
+    assert kernels == {"Convolution_int8": 3, "FullyConnected_int8": 2}
+    assert np.linalg.norm(outputs["output_0"] - model(x)) <= 0.03 * np.linalg.norm(model(x))
+
+
 def test_a_full_disk_is_an_error_of_the_export(artifacts, tmp_path, monkeypatch):
     def fails(*args, **options):
         raise RuntimeError("basic_ios::clear: iostream error")

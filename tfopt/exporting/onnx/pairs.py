@@ -36,7 +36,7 @@ def quantize_weights(model: onnx.ModelProto, graph: AnnotatedGraph, *, biases: b
     made = {name: node for node in model.graph.node for name in node.output}
     found = set()
     new: list[onnx.NodeProto] = []
-    stored: dict[tuple[str, tuple[int, ...], bytes], str] = {}
+    stored: dict[tuple[object, ...], str] = {}
     _join_biases(model, known)
     for node in model.graph.node:
         if node.op_type not in PRODUCTS or node.input[1] not in held:
@@ -134,7 +134,7 @@ def _join_biases(model: onnx.ModelProto, known: Mapping[Key, np.ndarray]) -> Non
 def _add_pair(
     model: onnx.ModelProto,
     nodes: list[onnx.NodeProto],
-    stored: dict[tuple[str, tuple[int, ...], bytes], str],
+    stored: dict[tuple[object, ...], str],
     name: str,
     integers: np.ndarray,
     steps: np.ndarray,
@@ -142,17 +142,16 @@ def _add_pair(
 ) -> str:
     """Adds integers and the node that dequantizes them. Returns the tensor of that.
 
-    `stored` names the values that are in the model, so that a weight that is used in several places is stored once.
+    `stored` names the tensors that are in the model, so that a weight that is used in several places is stored once.
+    Two weights share neither a scale nor a zero point: where they do, OpenVINO computes both products in float.
     """
-    names = []
+    key = (integers.dtype.str, integers.shape, integers.tobytes(), steps.tobytes(), axis)
+    if key in stored:
+        return stored[key]
     values = (integers, steps.astype(np.float32), np.zeros(steps.shape, integers.dtype))
-    for kind, value in zip(("integers", "scale", "zero_point"), values, strict=True):
-        key = (value.dtype.str, value.shape, value.tobytes())
-        if key not in stored:
-            stored[key] = f"{name}/{kind}"
-            model.graph.initializer.append(numpy_helper.from_array(value, stored[key]))
-        names.append(stored[key])
-    output = f"{name}/dequantized"
+    names = [f"{name}/{kind}" for kind in ("integers", "scale", "zero_point")]
+    model.graph.initializer.extend(map(numpy_helper.from_array, values, names))
+    output = stored[key] = f"{name}/dequantized"
     nodes.append(helper.make_node("DequantizeLinear", names, [output], name=output, axis=axis))
     return output
 
