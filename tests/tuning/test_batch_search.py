@@ -124,7 +124,7 @@ def test_the_knee_stands_against_noise_that_all_sizes_of_a_turn_share(seed):
     assert abs(np.log2(knee(rates) / exact)) <= 1
     assert is_decided(rates)
     assert not is_decided({size: found[:5] for size, found in rates.items()})
-    assert throughput_of(rates).knee == knee(rates)
+    assert (throughput_of(rates).knee, throughput_of(rates).undecided) == (knee(rates), ())
 
 
 def test_the_knee_is_found_where_speeds_vary_by_a_twentieth():
@@ -171,7 +171,7 @@ def test_a_report_prints_and_goes_through_json():
     found = BatchSizeReport(
         name="a",
         memory=find_largest(run, Limit(bytes=100 * MB, margin=0.0, source="the test"), 10_000, None, 12),
-        throughput=throughput_of({8: [50.0, 55.0], 16: [99.0, 99.0], 32: [100.0, 100.0]}),
+        throughput=throughput_of({4: [80.0, 93.0], 8: [92.0, 97.0], 16: [99.0, 99.0], 32: [100.0, 100.0]}),
         settings={"global_batch_size": 512, "accumulate": 8},
         decisions=(Decision(setting="accumulate", value="8", reason="memory"),),
         unavailable={"noise_scale": "not measured"},
@@ -180,7 +180,14 @@ def test_a_report_prints_and_goes_through_json():
     assert again == found
     assert str(again) == str(found)
     assert tomllib.loads(found.to_toml()) == {"training": {"global_batch_size": 512, "accumulate": 8}}
-    for words in ("largest batch", "knee", "16, the smallest", "noise scale", "unavailable (not measured)", "memory"):
+    for words in (
+        "largest batch",
+        "knee",
+        "16, the smallest",
+        "that it is 8\n",
+        "noise scale",
+        "unavailable (not measured)",
+    ):
         assert words in str(found)
     with pytest.raises(ConfigError, match="must be the JSON of a BatchSizeReport"):
         BatchSizeReport.from_json("{}")

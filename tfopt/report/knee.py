@@ -56,14 +56,23 @@ def contenders(rates: Mapping[int, Sequence[float]]) -> list[int]:
     return [size for size, found in ratios(rates).items() if found.most >= SHARE]
 
 
+def undecided(rates: Mapping[int, Sequence[float]]) -> list[int]:
+    """Returns the batch sizes, other than the knee, that more turns may show to be the knee.
+
+    Example:
+        >>> undecided({8: [50.0] * 6, 16: [90.0, 99.0] * 3, 32: [100.0] * 6})
+        [16]
+    """
+    found, chosen = ratios(rates), knee(rates)
+    certain = min(size for size, each in found.items() if each.least >= SHARE)  # the fastest is, at least
+    return [size for size, each in found.items() if size <= certain and size != chosen and each.most >= SHARE]
+
+
 def is_decided(rates: Mapping[int, Sequence[float]]) -> bool:
-    """Returns whether more turns would hardly change the knee: no interval up to its size holds the 95%.
+    """Returns whether more turns would hardly change the knee.
 
     Example:
         >>> is_decided({8: [50.0] * 6, 16: [100.0] * 6}), is_decided({8: [90.0, 99.0] * 3, 16: [100.0] * 6})
         (True, False)
     """
-    if max(map(len, rates.values())) < FEWEST:
-        return False
-    found, chosen = ratios(rates), knee(rates)
-    return found[chosen].least >= SHARE and all(each.most < SHARE for size, each in found.items() if size < chosen)
+    return max(map(len, rates.values())) >= FEWEST and not undecided(rates)

@@ -69,6 +69,8 @@ class BatchSizeReport(Record, Shown):
             best, found = self.throughput.best, self.throughput
             rows.append(("fastest batch", f"{best.global_batch_size}, {grouped(best.examples_per_s)} examples/s"))
             rows.append(("knee", f"{found.knee}, the smallest within 5% of the best, by {found.turns} turns"))
+            if found.undecided:
+                rows.append(("", f"more turns may show that it is {' or '.join(map(str, found.undecided))}"))
             if found.knee == found.curve[-1].global_batch_size and memory.ended_by.startswith("max_"):
                 rows.append(("", "the largest that was timed; a larger one may be faster"))
             if memory.workers:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tfopt.report import Record
-from tfopt.report.knee import contenders, is_decided, knee, ratios
+from tfopt.report.knee import contenders, is_decided, knee, ratios, undecided
 from tfopt.timing import estimate, in_turns
 
 MORE_TURNS = 2  # times as many, of the sizes that may be the knee
@@ -40,11 +40,13 @@ class ThroughputReport(Record):
         curve: The speed of each batch size, the smallest first.
         knee: The smallest batch size within 5% of the best.
         turns: Number of turns. Sizes that are clearly slower have fewer.
+        undecided: Other sizes that more turns may show to be the knee. Between workers none is named.
     """
 
     curve: tuple[Speed, ...]
     knee: int
     turns: int
+    undecided: tuple[int, ...] = ()
 
     @property
     def best(self) -> Speed:
@@ -119,4 +121,9 @@ def throughput_of(rates: Mapping[int, Sequence[float]]) -> ThroughputReport:
                 of_best=shares[size].median,
             )
         )
-    return ThroughputReport(curve=tuple(curve), knee=knee(rates), turns=max(map(len, rates.values())))
+    return ThroughputReport(
+        curve=tuple(curve),
+        knee=knee(rates),
+        turns=max(map(len, rates.values())),
+        undecided=tuple(undecided(rates)),
+    )

@@ -176,4 +176,4 @@ def agreed(
         if each.global_batch_size <= largest * memory.replicas
     )
     knee = min(max(row[2] for row in rows), largest)
-    return of_all, replace(throughput, curve=curve, knee=knee * replicas)
+    return of_all, replace(throughput, curve=curve, knee=knee * replicas, undecided=())
