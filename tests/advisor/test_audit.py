@@ -47,6 +47,11 @@ def small():
     )
 
 
+def test_a_batch_of_no_examples_is_refused():
+    with pytest.raises(ConfigError, match=r"A batch must hold examples. Received: shape=\(0, 64\)"):
+        tfopt.audit(dense(), batch(examples=0), card="A100")
+
+
 def test_a_usual_model_wants_nothing_and_its_record_survives_json():
     found = tfopt.audit(dense(keras.layers.Dense(30, "relu", name="odd")), batch(), card="A100-80GB")
     assert found.problems == []
@@ -82,6 +87,12 @@ def test_xla_that_was_not_asked_for_is_no_problem():
         assert (found.lowers, found.jit_compile, found.unavailable["lowers"]) == (None, False, reason)
         assert [each.partition(":")[0] for each in found.problems] == ["on the host"]
         assert "no kernel" not in str(found)
+    model.compile("adam", "mse")
+    tf.config.run_functions_eagerly(True)
+    try:
+        assert tfopt.audit(model, batch(), card="A100").unavailable["lowers"] == "run_functions_eagerly(True)"
+    finally:
+        tf.config.run_functions_eagerly(False)
     compiled = dense()
     tfopt.compile(compiled, tfopt.plan(TrainingConfig(strategy="none")), loss="mse")
     assert tfopt.audit(compiled, batch(), card="A100").lowers  # the plan of a GPU asks for XLA

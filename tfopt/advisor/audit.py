@@ -149,6 +149,8 @@ def _why_xla_is_off(model: keras.Model, asked: bool | None) -> str | None:
     """Returns why a compiled model asks for no XLA; None if it does, or leaves it to the GPU."""
     if model.run_eagerly:
         return "run_eagerly=True"
+    if tf.config.functions_run_eagerly():
+        return "run_functions_eagerly(True)"
     if asked is None:
         decided = plan_of(model)
         of_keras = model.jit_compile or not detect().gpus
@@ -171,7 +173,7 @@ def _step(
     model: keras.Model, batch: Any, card: str, *, name: str, xla_off: str | None, others: Sequence[Any] = ()
 ) -> Audit:
     """Audits a compiled model's step, and the other graphs that run with it, on a GPU of the table."""
-    _check_dense(batch)
+    _check_batch(batch)
     figures, unavailable, error = GPU_CARDS[card], dict[str, str](), None
     with as_on_a_gpu(), _supports_jit_kept(model):
         graph, examples = _traced(model, batch)
@@ -239,7 +241,7 @@ def _supports_jit_kept(model: keras.Model) -> Iterator[None]:
             layer.supports_jit = supports
 
 
-def _check_dense(batch: Any) -> None:
+def _check_batch(batch: Any) -> None:
     for value in tf.nest.flatten(batch):
         if isinstance(value, tf.RaggedTensor | tf.RaggedTensorSpec | tf.SparseTensor | tf.SparseTensorSpec):
             raise ConfigError(
@@ -247,6 +249,8 @@ def _check_dense(batch: Any) -> None:
                 f"{type(value).__name__} of shape {value.shape}. Pad it to one size, as padded_batch of tf.data "
                 "does, or call to_tensor or tf.sparse.to_dense on it."
             )
+        if value is not None and value.shape[:1] == (0,):
+            raise ConfigError(f"A batch must hold examples. Received: shape={tuple(value.shape)}. Pass one or more.")
 
 
 def _specs(batch: Any) -> Any:

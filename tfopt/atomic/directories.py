@@ -64,7 +64,7 @@ def staged_directory(final: Path, bytes_needed: int | None = None, *, replace: b
 
     Args:
         final: The directory to write.
-        bytes_needed: About how many bytes will be written. The error of a full disk names it.
+        bytes_needed: A number of bytes below what will be written. The error of a full disk names it.
         replace: Whether an earlier artifact may be replaced. Otherwise `final` must be new or empty.
     Raises:
         ExportError: `final` cannot be written, or holds files that do not belong to an artifact.
@@ -86,7 +86,7 @@ def staged_directory(final: Path, bytes_needed: int | None = None, *, replace: b
     except OSError as error:
         room = ""
         if error.errno in NO_ROOM:
-            needs = "" if bytes_needed is None else f" The artifact needs about {bytes_needed:,} bytes;"
+            needs = "" if bytes_needed is None else f" The artifact needs more than {bytes_needed:,} bytes;"
             free = f" {shutil.disk_usage(final.parent).free:,} bytes are free there."
             room = (
                 f"{needs}{free} Make room, raise the limit on file sizes if there is one, or choose another directory."

@@ -42,13 +42,17 @@ def load_keras(file: Path, trusted: bool, *, compiled: bool = False, remedy: str
         raise
     except Exception as error:  # a damaged file fails in many ways, from BadZipFile to KeyError
         if not trusted and "safe_mode=False" in str(error):  # Keras' remedy, which no caller of tfopt can follow
-            reason = next(line for line in str(error).splitlines() if "safe_mode=False" in line).split(" If you trust")
+            line = next(each for each in str(error).splitlines() if "safe_mode=False" in each)
             raise ArtifactError(
-                f"A .keras file must hold no code and name no files. Received: {file} ({reason[0].strip()}). {remedy}"
+                f"A .keras file must hold no code and name no files. Received: {file} "
+                f"({line.partition(' If you trust')[0].strip()}). {remedy}"
             ) from error
         cause = _innermost(error)
+        # Of a file that is cut, Keras says that there is none.
+        cut = file.suffix == ".keras" and file.is_file() and not zipfile.is_zipfile(file)
+        reason = "it is not a whole zip archive" if cut else first_line(cause)
         raise ArtifactError(
-            f"source must be a readable .keras file. Received: {file} ({first_line(cause)}). {_remedy(cause)}"
+            f"source must be a readable .keras file. Received: {file} ({reason}). {_remedy(cause)}"
         ) from error
 
 

@@ -36,6 +36,12 @@ def products():
     return keras.Model(inputs, layers.Rescaling([-2.0] * 8 + [0.5] * 8)(layers.Dense(16)(x))), (24,)
 
 
+def decoder():
+    inputs = keras.Input((None, 8))
+    x = layers.MultiHeadAttention(2, 4)(inputs, inputs, use_causal_mask=True)
+    return keras.Model(inputs, x[:, None, ..., None, None, :]), (7, 8)
+
+
 def slow(*makes):
     return [pytest.param(make, marks=pytest.mark.slow) for make in makes]
 
@@ -55,7 +61,9 @@ def named(model, values):
 
 
 @pytest.mark.one_in(2)
-@pytest.mark.parametrize("make", [one_loop, attention, *slow(images, sequences, tokens, one_axis, upwards, products)])
+@pytest.mark.parametrize(
+    "make", [one_loop, decoder, *slow(attention, images, sequences, tokens, one_axis, upwards, products)]
+)
 def test_the_file_computes_what_the_model_computes(make, tmp_path):
     keras.utils.set_random_seed(1)
     model, shape = make()

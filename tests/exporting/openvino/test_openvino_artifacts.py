@@ -202,6 +202,19 @@ def test_layers_that_are_used_twice_and_layers_of_equal_sizes_run_in_int8(tmp_pa
     assert np.linalg.norm(outputs["output_0"] - model(x)) <= 0.03 * np.linalg.norm(model(x))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("file_format", ["onnx", "openvino"])
+def test_an_einsum_of_activations_is_computed(file_format, tmp_path):
+    """The ops that tf2onnx would make of it have another meaning in OpenVINO."""
+    inputs = keras.Input((10, 6))
+    weights = ops.softmax(ops.sum(inputs, -1), axis=-1)
+    model = keras.Model(inputs, ops.einsum("bt,btc->bc", weights, inputs))
+    export(model, tmp_path / "a", ExportConfig(format=file_format))
+    x = examples((10, 6))
+    outputs, _ = run(tmp_path / "a", {inputs.name: x}, len(x))
+    np.testing.assert_allclose(outputs["output_0"], model(x), atol=1e-5)
+
+
 def test_a_full_disk_is_an_error_of_the_export(artifacts, tmp_path, monkeypatch):
     def fails(*args, **options):
         raise RuntimeError("basic_ios::clear: iostream error")

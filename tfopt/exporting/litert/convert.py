@@ -83,7 +83,7 @@ def convert(graph: FrozenGraph, source: FrozenGraph, directory: Path) -> Any:
 def _prepared(graph: FrozenGraph, source: FrozenGraph) -> FrozenGraph:
     """Returns the graph with rounded weights as constants, and without ranges that no kernel uses.
 
-    A slice that only adds an axis, for which the converter has no operator if a size is open, becomes an ExpandDims. A
+    A slice that only adds axes, for which the converter has no operator if a size is open, becomes ExpandDims. A
     reshape to sizes that are known gets them as a constant, because the converter infers fewer.
     """
     editor = GraphEditor(graph.graph_def)
@@ -94,9 +94,12 @@ def _prepared(graph: FrozenGraph, source: FrozenGraph) -> FrozenGraph:
             editor.redirect(name, hold(editor, node.input[0]) if scaled else node.input[0])
         elif node.op == FAKE_QUANT_WEIGHTS:
             editor.redirect(name, editor.add_constant(f"{name}/rounded", rounded_weights(editor, name)[0]))
-        elif node.op == "StridedSlice" and (axis := _added_axis(editor, node)) is not None:
-            where = editor.add_constant(f"{name}/axis", np.int32(axis))
-            editor.become(name, "ExpandDims", [node.input[0], where], T=node.attr["T"], Tdim=INT32)
+        elif node.op == "StridedSlice" and (axes := _added_axes(editor, node)):
+            value, options = node.input[0], {"T": node.attr["T"], "Tdim": INT32}
+            *before, last = (editor.add_constant(f"{name}/axis", np.int32(axis)) for axis in axes)
+            for axis in before:
+                value = editor.add("ExpandDims", f"{name}/expanded", [value, axis], **options)
+            editor.become(name, "ExpandDims", [value, last], **options)
     _fix_sizes(editor, graph, source)
     keep_within_limits(editor)
     read_signs(editor)
@@ -152,20 +155,21 @@ def _fix_sizes(editor: GraphEditor, graph: FrozenGraph, source: FrozenGraph) -> 
             editor.set_inputs(name, [node.input[0], editor.add_constant(f"{name}/sizes", np.array(sizes, np.int32))])
 
 
-def _added_axis(editor: GraphEditor, node: Any) -> int | None:
-    """Returns the axis of size 1 that a slice adds if it does nothing else, else None."""
+def _added_axes(editor: GraphEditor, node: Any) -> list[int]:
+    """Returns the axes of size 1 that a slice adds, one after the other, if it does nothing else."""
     begin, steps = editor.constant(node.input[1]), editor.constant(node.input[3])
     masks = {
         name: attribute(node, f"{name}_mask").i for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
     }
     added = masks["new_axis"]
-    if begin is None or steps is None or masks["shrink_axis"] or added.bit_count() != 1:
-        return None
+    if begin is None or steps is None or masks["shrink_axis"]:
+        return []
     whole = masks["begin"] & masks["end"] | masks["ellipsis"] | added
     if whole != 2 ** len(begin) - 1 or any(step != 1 and not added >> place & 1 for place, step in enumerate(steps)):
-        return None
-    place = added.bit_length() - 1
-    return place - len(begin) if masks["ellipsis"] and masks["ellipsis"] < added else place
+        return []
+    places = [place for place in range(len(begin)) if added >> place & 1]
+    behind = [place - len(begin) for place in places if 0 < masks["ellipsis"] < 1 << place]  # counted from the end
+    return [*places[: len(places) - len(behind)], *reversed(behind)]
 
 
 @contextlib.contextmanager

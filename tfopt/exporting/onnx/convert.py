@@ -178,7 +178,11 @@ def _quantize_activation(context: Any, node: Any, name: str, arguments: Sequence
 
 
 def _optimizers() -> dict[str, Any]:
-    """Returns what tf2onnx simplifies graphs with. It fails on pairs in front of a loop that reads them inside."""
+    """Returns what tf2onnx simplifies graphs with.
+
+    It fails on pairs in front of a loop that reads them inside. What it makes of an einsum has an Unsqueeze without
+    axes, of which OpenVINO makes one with an axis; the op itself has a kernel in each runtime.
+    """
     from tf2onnx import optimizer
     from tf2onnx.optimizer.q_dq_optimizer import QDQOptimizer
 
@@ -186,7 +190,8 @@ def _optimizers() -> dict[str, Any]:
         def _optimize_dequantize_and_node(self, dequant_node: Any, node: Any, graph: Any) -> bool:
             return node.graph is graph and super()._optimize_dequantize_and_node(dequant_node, node, graph)
 
-    return {**optimizer._get_optimizers(), "q_dq_optimizer": WithinOneGraph}
+    kept = {name: kind for name, kind in optimizer._get_optimizers().items() if name != "einsum_optimizer"}
+    return {**kept, "q_dq_optimizer": WithinOneGraph}
 
 
 def _set_resized(context: Any, known: Mapping[str, Sequence[int]]) -> None:
