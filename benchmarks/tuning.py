@@ -11,7 +11,7 @@ process of its own; the largest that trains is the true one.
 knee: the curve of each model is measured once in MANY_TURNS turns, whose medians give its knee. Then repetitions
 measure it as find_batch_size does, each in a fresh process. docs/images/knee.svg shows the curves.
 
-trials: the recipe mlp is searched with short turns, so that the time suffices for TRIALS trials.
+trials: the recipe digits_cnn is searched with short turns, so that the time suffices for TRIALS trials.
 
 Results go to benchmarks/results/tuning.json. On two cores, memory takes half an hour, knee over an hour, and trials ten
 minutes.
@@ -99,7 +99,7 @@ def main(options: Options) -> None:
 
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    cases = {"memory": MEMORY, "knee": KNEE, "trials": ("mlp",)}[options.what]
+    cases = {"memory": MEMORY, "knee": KNEE, "trials": ("digits_cnn",)}[options.what]
     for name in options.only or cases:
         with tempfile.TemporaryDirectory() as directory:
             folder = Path(directory)
