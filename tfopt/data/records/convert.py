@@ -232,7 +232,7 @@ class _Conversion:
 
     def _compare(self, part: Split, shards: list[_PlannedShard], finished: dict[str, Shard]) -> None:
         """Raises ConfigError unless finished shards were written from the records that the source has now."""
-        records = self.examples.records(part).map(flatten).skip(shards[0].start).as_numpy_iterator()
+        records = _untuned(self.examples.records(part).map(flatten).skip(shards[0].start)).as_numpy_iterator()
         for shard in shards:
             checksum = hashlib.sha256()
             for _, values in zip(range(shard.records), records, strict=False):
@@ -245,7 +245,7 @@ class _Conversion:
         start = shards[0].start
         records = self.examples.records(part).skip(start)
         pairs = records.map(self._pair, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        iterator = self._named(part, start, pairs.prefetch(tf.data.AUTOTUNE).as_numpy_iterator())
+        iterator = self._named(part, start, _untuned(pairs.prefetch(tf.data.AUTOTUNE)).as_numpy_iterator())
         for shard in shards:
             yield self._write_shard(shard, iterator)
 
@@ -317,6 +317,16 @@ class _Conversion:
             for part, planned in self.plan.items()
         }
         write_schema(self.directory / name, replace(self.schema, parts=parts))
+
+
+def _untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Returns a data set that TensorFlow does not tune while it is read.
+
+    An iterator ends with its tuner, which waits by the wall clock: if that is set back by days, for as long.
+    """
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    return dataset.with_options(options)
 
 
 def _add(checksum: Any, content: bytes) -> None:
