@@ -54,7 +54,7 @@ LISTING = TypeAdapter(Listing)
 
 
 @contextmanager
-def staged_directory(final: Path, bytes_needed: int | None = None, *, replace: bool = True) -> Iterator[Path]:
+def staged_directory(final: Path, graph_bytes: int | None = None, *, replace: bool = True) -> Iterator[Path]:
     """Gives a temporary directory beside `final`, which replaces `final` when the block ends without an error.
 
     However the block ends, also by Ctrl-C, `final` holds either all of the earlier files or all of the new ones. That
@@ -64,7 +64,7 @@ def staged_directory(final: Path, bytes_needed: int | None = None, *, replace: b
 
     Args:
         final: The directory to write.
-        bytes_needed: A number of bytes below what will be written. The error of a full disk names it.
+        graph_bytes: Size of the graph that will be written. The error of a full disk names it.
         replace: Whether an earlier artifact may be replaced. Otherwise `final` must be new or empty.
     Raises:
         ExportError: `final` cannot be written, or holds files that do not belong to an artifact.
@@ -86,10 +86,10 @@ def staged_directory(final: Path, bytes_needed: int | None = None, *, replace: b
     except OSError as error:
         room = ""
         if error.errno in NO_ROOM:
-            needs = "" if bytes_needed is None else f" The artifact needs more than {bytes_needed:,} bytes;"
+            size = "" if graph_bytes is None else f" The graph has {graph_bytes:,} bytes;"
             free = f" {shutil.disk_usage(final.parent).free:,} bytes are free there."
             room = (
-                f"{needs}{free} Make room, raise the limit on file sizes if there is one, or choose another directory."
+                f"{size}{free} Make room, raise the limit on file sizes if there is one, or choose another directory."
             )
         raise ExportError(f"The artifact could not be written. Received: directory={final} ({error}).{room}") from error
 
