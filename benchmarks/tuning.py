@@ -13,8 +13,8 @@ measure it as find_batch_size does, each in a fresh process. docs/images/knee.sv
 
 trials: the recipe digits_cnn is searched with short turns, so that the time suffices for TRIALS trials.
 
-Results go to benchmarks/results/tuning.json. On two cores, memory takes half an hour, knee over an hour, and trials ten
-minutes.
+Results go to benchmarks/results/tuning.json. On two cores, memory takes half an hour, knee over an hour, and trials
+half an hour.
 """
 
 from __future__ import annotations

@@ -129,9 +129,10 @@ def test_numbers_of_every_worker_make_what_all_have():
 
     rates = {4: [40.0, 40.0], 8: [80.0, 80.0], 16: [160.0, 160.0]}
     rows = [[8, 2, 8], [6, 2, 4], [7, 1, 3]]  # the largest and the knee of a replica
-    memory, throughput = agreed(*found(8, 2, rates), rows)
+    memory, own = found(8, 2, rates)
+    memory, throughput = agreed(memory, replace(own, undecided=(4,)), rows)
     assert (memory.per_replica_batch_size, memory.replicas, memory.workers) == (6, 5, (8, 6, 7))
-    assert throughput.knee == 6 * 5  # one of 8 does not fit everywhere
+    assert (throughput.knee, throughput.undecided) == (6 * 5, ())  # one of 8 does not fit everywhere
     assert [(each.global_batch_size, each.examples_per_s) for each in throughput.curve] == [(10, 100.0), (20, 200.0)]
     assert [each.step_ms for each in throughput.curve] == [100.0, 100.0]
 
