@@ -13,7 +13,7 @@ measure it as find_batch_size does, each in a fresh process. docs/images/knee.sv
 
 trials: the recipe digits_cnn is searched with short turns, so that the time suffices for TRIALS trials.
 
-Results go to benchmarks/results/tuning.json. On two cores, memory takes half an hour, knee over an hour, and trials
+Results go to benchmarks/results/tuning.json. On two cores, memory takes half an hour, knee two hours, and trials
 half an hour.
 """
 
@@ -40,7 +40,8 @@ MANY_TURNS, WINDOW_S = 30, 0.2
 LIMIT_S = 240.0
 EXAMPLES = 10**6
 TRIALS, MINUTES = 30, 60
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9")
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
+SMALL_VIT = {"patch_size": 4, "width": 64, "depth": 4, "heads": 4}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +80,10 @@ CASES: dict[str, Case] = {
     "vit_mirrored": Case(builder="vit", input_shape=(64, 64, 3), arguments={"patch_size": 8}, mirrored=True),
     "simple_cnn": Case(builder="simple_cnn", input_shape=(32, 32, 3), arguments={"filters": (16, 32)}),
     "resnet_cifar": Case(builder="resnet_cifar", input_shape=(32, 32, 3), arguments={"depth": 8}),
+    "vit": Case(builder="vit", input_shape=(32, 32, 3), arguments=SMALL_VIT, largest=128),
 }
 MEMORY = tuple(CASES)[:6]
-KNEE = ("mlp", "lstm", "unet", "simple_cnn", "resnet_cifar")
+KNEE = ("mlp", "lstm", "unet", "simple_cnn", "resnet_cifar", "vit")
 
 
 @dataclass(frozen=True, kw_only=True)
