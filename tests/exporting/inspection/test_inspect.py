@@ -161,6 +161,21 @@ def test_loops_count_their_rounds(tmp_path):
     assert inspect(tmp_path / "keras").parameters == model.count_params()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [6, None])
+def test_loops_of_litert_count_their_rounds_or_say_that_they_do_not(steps, tmp_path):
+    inputs = keras.Input((steps, 8))
+    hidden = layers.Dense(4)(layers.LSTM(6, return_sequences=True)(inputs))
+    export(keras.Model(inputs, layers.GRU(5)(hidden)), tmp_path / "model", ExportConfig(format="litert"))
+    found = inspect(tmp_path / "model")
+    if steps is None:
+        assert len(found.open_loops) == len(found.to_dict()["open_loops"]) == 2
+        assert "at least" in str(found)
+    else:
+        assert found.multiply_adds == steps * (8 + 6) * 24 + steps * 6 * 4 + steps * (4 + 5) * 15
+        assert not found.open_loops
+
+
 @pytest.mark.parametrize("name", [*FORMATS, *(f"{name}_int8" for name in INT8)])
 def test_it_prints_in_100_columns_and_as_json(name, files, capsys):
     assert main(["inspect", str(files / name)]) == 0

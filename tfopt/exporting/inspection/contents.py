@@ -104,6 +104,7 @@ class Contents:
         versions: What wrote the file, and the version of its format.
         sizes: The shape of each input at which multiply-adds are counted.
         outside: Each op that reaches outside of the model: its node and what it touches, in words.
+        open_loops: The loops whose rounds are known only in the run: one round of each counts.
         notes: What else a reader of the counts should know.
     """
 
@@ -114,6 +115,7 @@ class Contents:
     versions: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     outside: tuple[str, ...] = ()
+    open_loops: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 

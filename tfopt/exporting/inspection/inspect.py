@@ -75,6 +75,7 @@ def inspect(path: str | Path, *, open_size: int = OPEN_SIZE) -> Inspection:
         tuned=manifest.tuned if manifest else None,
         as_written=not problems if manifest or problems else None,
         outside=contents.outside,
+        open_loops=contents.open_loops,
         notes=contents.notes,
         problems=problems,
     )

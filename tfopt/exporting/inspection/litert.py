@@ -53,7 +53,8 @@ def read(path: Path, open_size: int) -> Contents:
         versions={"LiteRT": f"schema {model.Version()}", "written by": _text(model.Description()) or "unknown"},
         sizes={name: graph.shape(number) for name, number in inputs.items()},
         outside=tuple(_why_outside(kind) for kind in custom),
-        notes=(*notes, *graph.notes),
+        open_loops=tuple(graph.open_loops),
+        notes=tuple(notes),
     )
 
 
@@ -95,13 +96,14 @@ def _integers(values: Any) -> list[int]:
 class _Graph:
     """One of a model's graphs, with its weights and those of the graphs inside of it."""
 
-    def __init__(self, model: Any, number: int, around: tuple[int, ...]) -> None:
+    def __init__(self, model: Any, number: int, around: tuple[int, ...], executions: int = 1) -> None:
         if number in around or not 0 <= number < model.SubgraphsLength():
             raise ValueError(f"its graph {number} is missing, or is a part of itself")
-        self.model, self.around = model, (*around, number)
+        self.model, self.around, self.executions = model, (*around, number), executions
         self.graph = model.Subgraphs(number)
         self.prefix = f"{number}:" if around else ""
-        self.notes: list[str] = []
+        self.open_loops: list[str] = []
+        self.sources: dict[int, int] = {}  # what a reshaped tensor was: an open size of the file is 1 in its own shape
         self.inner: list[Operator] = []
         self.tensors = [self.graph.Tensors(place) for place in range(self.graph.TensorsLength())]
         self.data = dict(self._stored())
@@ -155,34 +157,61 @@ class _Graph:
         nodes = (self._node(self.graph.Operators(place)) for place in range(self.graph.OperatorsLength()))
         return [*map(storage.operator, nodes), *self.inner]
 
+    def kind(self, operator: Any) -> str:
+        code = self._code(operator)
+        return KINDS[max(code.BuiltinCode(), code.DeprecatedBuiltinCode())]
+
+    def _code(self, operator: Any) -> Any:
+        return self.model.OperatorCodes(operator.OpcodeIndex())
+
     def _node(self, operator: Any) -> Node:
-        code = self.model.OperatorCodes(operator.OpcodeIndex())
-        kind = KINDS[max(code.BuiltinCode(), code.DeprecatedBuiltinCode())]
+        kind = self.kind(operator)
         reads, writes = (_integers(each) for each in (operator.InputsAsNumpy(), operator.OutputsAsNumpy()))
-        self._enter(operator, kind)
+        self._enter(operator, kind, reads, writes)
+        if kind == "RESHAPE":
+            self.sources[writes[0]] = self.sources.get(reads[0], reads[0])
         return Node(
             name=self.name(writes[0]) if writes else kind,
-            kind=f"{CUSTOM}({_text(code.CustomCode())})" if kind == CUSTOM else kind,
+            kind=f"{CUSTOM}({_text(self._code(operator).CustomCode())})" if kind == CUSTOM else kind,
             dtype=self.dtype(writes[0]) if writes else "",
             reads=[self.name(number) for number in reads if number >= 0],
             writes=[self.name(number) for number in writes],
             multiply_adds=self._multiply_adds(operator, kind, reads, writes),
+            executions=self.executions,
         )
 
-    def _enter(self, operator: Any, kind: str) -> None:
+    def _enter(self, operator: Any, kind: str, reads: Sequence[int], writes: Sequence[int]) -> None:
         """Reads the graphs of a loop or a branch."""
         if kind not in BODIES:
             return
         options, indices = BODIES[kind]
         held = getattr(schema, options)()
         held.Init(operator.BuiltinOptions().Bytes, operator.BuiltinOptions().Pos)
+        rounds = self._rounds(held.CondSubgraphIndex(), reads) if kind == "WHILE" else 1
+        if rounds is None:
+            self.open_loops.append(self.name(writes[0]) if writes else kind)
         for index in indices:
-            inside = _Graph(self.model, getattr(held, index)(), self.around)
+            inside = _Graph(self.model, getattr(held, index)(), self.around, self.executions * (rounds or 1))
             self.inner += inside.operators()
             self.weights |= inside.weights
-            self.notes += inside.notes
-        if kind == "WHILE":
-            self.notes.append("the rounds of a WHILE are known only in the run; one round counts")
+            self.open_loops += inside.open_loops
+
+    def _rounds(self, condition: int, reads: Sequence[int]) -> int | None:
+        """Returns the rounds of a loop whose condition compares a counter with a constant; else None.
+
+        The counter begins with 0 and grows by 1, as in Keras' recurrent layers and `tf.map_fn`.
+        """
+        inside = _Graph(self.model, condition, self.around)
+        given = dict(zip(_integers(inside.graph.InputsAsNumpy()), reads, strict=True))
+        found = []
+        for place in range(inside.graph.OperatorsLength()):
+            operator = inside.graph.Operators(place)
+            if inside.kind(operator) == "LESS":
+                limit = int(operator.Inputs(1))
+                graph, limit = (self, given[limit]) if limit in given else (inside, limit)
+                if limit in graph.data and graph.dtype(limit) in ("int32", "int64"):
+                    found.append(int(graph.data[limit].view(graph.dtype(limit))[0]))
+        return min((number for number in found if number >= 0), default=None)
 
     def _multiply_adds(self, operator: Any, kind: str, reads: Sequence[int], writes: Sequence[int]) -> int | None:
         count = COUNTED.get(kind)
@@ -194,6 +223,8 @@ class _Graph:
             return None if kind == CUSTOM else without_formula(kind)
         try:
             shapes = [self.shape(number) if number >= 0 else () for number in reads]
+            if kind == "FULLY_CONNECTED":
+                shapes[0] = self.shape(self.sources.get(reads[0], reads[0]))
             return count(shapes, self.shape(writes[0]))
         except (IndexError, ZeroDivisionError):
             return None
@@ -210,7 +241,7 @@ COUNTED: dict[str, Callable[[Sequence[Shape], Shape], int]] = {
     "DEPTHWISE_CONV_2D": lambda reads, result: convolution(result, reads[1], reads[1][-1]),
     "CONV_3D_TRANSPOSE": lambda reads, result: convolution(reads[2], reads[1], reads[1][-1]),
     "TRANSPOSE_CONV": lambda reads, result: convolution(reads[2], reads[1], reads[1][-1]),
-    "FULLY_CONNECTED": lambda reads, result: math.prod(result) * reads[1][-1],
+    "FULLY_CONNECTED": lambda reads, result: math.prod(reads[0]) * reads[1][0],
     "UNIDIRECTIONAL_SEQUENCE_LSTM": lambda reads, result: _recurrent([*reads[:9], *reads[16:17]], result),
     "UNIDIRECTIONAL_SEQUENCE_RNN": lambda reads, result: _recurrent(reads[:3], result),
     "RNN": lambda reads, result: _recurrent(reads[:3], result),

@@ -67,7 +67,8 @@ def read(path: Path, open_size: int) -> Contents:
         },
         sizes=sizes,
         outside=tuple(f"weights of {each!r} touch files" for each in external if not lies_beside(path, each)),
-        notes=(*notes, *found.notes),
+        open_loops=tuple(found.open_loops),
+        notes=tuple(notes),
     )
 
 
@@ -136,7 +137,7 @@ class _Graph:
         self.graph, self.executions = graph, executions
         self.shapes, self.types = dict(shapes), dict(types)
         self.dequantized: dict[str, str] = {}
-        self.notes: list[str] = []
+        self.open_loops: list[str] = []
         self.inner: list[Operator] = []
         for value in (*graph.input, *graph.output, *graph.value_info):
             record = _record(value)
@@ -198,7 +199,7 @@ class _Graph:
         held = {name: weights for name, tensor in given if (weights := storage.of(tensor))}
         self.inner += inner.operators(storage.known | held)
         self.weights |= inner.weights
-        self.notes += inner.notes
+        self.open_loops += inner.open_loops
 
     def _node(self, node: Any) -> Node:
         if node.op_type == "DequantizeLinear":
@@ -231,7 +232,7 @@ class _Graph:
         scanned = next((each.i for each in node.attribute if each.name == "num_scan_inputs"), 0)
         if scanned and node.input[-1] in self.shapes:
             return int(self.shapes[node.input[-1]][0])
-        self.notes.append(f"{node.name} ({node.op_type}): the rounds are known only in the run; one round counts")
+        self.open_loops.append(node.name or node.output[0])
         return 1
 
     def _multiply_adds(self, node: Any) -> int | None:

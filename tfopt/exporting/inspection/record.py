@@ -60,7 +60,8 @@ class Inspection(Record, Shown):
         tuned: What a server should set, as `tfopt.tune_serving` has written it into the manifest of an artifact.
         as_written: Whether the files are as the export wrote them. None where there is no manifest to tell.
         outside: The ops that touch files, the network or the process, or need code that a runtime does not have.
-        notes: What the counts leave out.
+        open_loops: The loops whose rounds are known only in the run: one round of each counts.
+        notes: What else the counts leave out.
         problems: What is wrong with the files.
     """
 
@@ -79,6 +80,7 @@ class Inspection(Record, Shown):
     tuned: TunedServing | None = None
     as_written: bool | None = None
     outside: Sequence[str] = ()
+    open_loops: Sequence[str] = ()
     notes: Sequence[str] = ()
     problems: Sequence[str] = ()
 
@@ -163,12 +165,13 @@ class Inspection(Record, Shown):
     def _multiply_adds(self) -> str:
         shapes = ", ".join(f"{name} {list(sizes)}" for name, sizes in self.sizes.items())
         where = f" for {shapes}" if shapes else ""
-        missing = self.uncounted
-        if not missing:
-            return f"{self.multiply_adds:,}{where}"
-        names = ", ".join(self._layer(each.name) for each in missing[:LARGEST])
-        more = f" and {len(missing) - LARGEST} more" if len(missing) > LARGEST else ""
-        return f"at least {self.multiply_adds:,}{where}; unknown for {names}{more}"
+        missing = {"unknown for": [each.name for each in self.uncounted], "one round counts of": self.open_loops}
+        reasons = "".join(f"; {words} {self._some(names)}" for words, names in missing.items() if names)
+        return f"{'at least ' if reasons else ''}{self.multiply_adds:,}{where}{reasons}"
+
+    def _some(self, names: Sequence[str]) -> str:
+        more = f" and {len(names) - LARGEST} more" if len(names) > LARGEST else ""
+        return ", ".join(map(self._layer, names[:LARGEST])) + more
 
     def _tensors(self) -> Table:
         rows = [

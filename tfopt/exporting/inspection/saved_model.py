@@ -64,6 +64,7 @@ def read(path: Path, open_size: int) -> Contents:
         versions={"written by": f"TensorFlow {meta.meta_info_def.tensorflow_version or '(unknown version)'}"},
         sizes=sizes,
         outside=tuple(f"{op} at {node!r} touches {what}" for node, op, what in unsafe),
+        open_loops=tuple(dict.fromkeys(graph.open_loops)),
         notes=(*([f"signature {chosen}; others: {', '.join(others)}"] if others else []), *dict.fromkeys(graph.notes)),
     )
 
@@ -82,6 +83,7 @@ class _Graph:
         self.restore_op, self.checkpoint = meta.saver_def.restore_op_name, directory / "variables" / "variables"
         self.operators: list[Operator] = []
         self._noted: dict[tuple[str, str], Weight] = {}
+        self.open_loops: list[str] = []
         self.notes: list[str] = []
 
     @property
@@ -147,7 +149,7 @@ class _Graph:
             functions, inputs = [node.attr["body"].func.name], node.input
             own_rounds = self._rounds(node, shapes)
             if own_rounds is None:
-                self.notes.append(f"{name}: the rounds are known only in the run; one round counts")
+                self.open_loops.append(name)
             rounds *= own_rounds or 1
         else:
             self.notes.append(f"{name}: each of its branches counts")
