@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from campaign import results
+from campaign import planted, results
 from campaign.fault import EQUAL, TRACEBACK, Row
 
 CAMPAIGN = Path(__file__).parents[1] / "benchmarks" / "fault_campaign.py"
@@ -42,6 +42,10 @@ def test_no_fault_is_silent_hangs_or_ends_in_a_traceback(only, share, tmp_path):
         if "detail" in each
     }
     assert [each for each in found["faults"] if "detail" in each and each["how"] not in known] == []
+
+
+def test_the_guards_that_are_removed_are_in_tfopt():
+    assert planted.outdated() == []
 
 
 def row(kind, part, how, outcome=EQUAL):
