@@ -61,6 +61,7 @@ def test_a_run_of_one_kind_replaces_that_kind_alone():
     assert (both["rows"], both["bad"]) == (2, 1)
     assert both["kinds"]["files"]["share"] == 0.5
     assert both["kinds"]["files"]["outcomes"] == {TRACEBACK: 1}
+    assert list(both["kinds"]) == ["files", "numbers"]
     assert both["kinds"]["numbers"] == earlier["kinds"]["numbers"]
     assert results.of_kinds(["numbers"], both)["faults"] == earlier["faults"][2:]
     parts = [results.content_of([each], {"files": 0.3, "numbers": 1.0}) for each in first]

@@ -47,7 +47,8 @@ def merged(earlier: Content, found: Content, *, whole: Iterable[str]) -> Content
     rows = {_key(row): row for row in earlier.get("faults", []) if row["kind"] in kinds}
     rows |= {_key(row): row for row in found["faults"]}
     order = list(dict.fromkeys([*earlier.get("kinds", {}), *found["kinds"]]))
-    return _counted({**kinds, **found["kinds"]}, sorted(rows.values(), key=lambda row: order.index(row["kind"])))
+    kinds = dict(sorted({**kinds, **found["kinds"]}.items(), key=lambda each: order.index(each[0])))
+    return _counted(kinds, sorted(rows.values(), key=lambda row: order.index(row["kind"])))
 
 
 def joined(parts: Iterable[Content]) -> Content:
