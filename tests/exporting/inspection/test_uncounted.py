@@ -122,6 +122,35 @@ def test_a_loop_without_a_limit_counts_one_round(trips, rounds, tmp_path):
     assert ("at least 256 for x [4, 8]; one round counts of loop" in str(found)) == (rounds == 1)
 
 
+def product(x):
+    return tf.matmul(x, tf.ones((4, 4)))
+
+
+LOOPS = {
+    "from 2 by 3": (lambda x: tf.while_loop(lambda i, _: i < 10, lambda i, x: (i + 3, product(x)), (2, x))[1], 3),
+    "until its values are large": (
+        lambda x: tf.while_loop(lambda x: tf.reduce_sum(x) < 9.0, lambda x: [product(x)], [x])[0],
+        None,
+    ),
+    "by factors": (lambda x: tf.while_loop(lambda i, _: i < 10, lambda i, x: (i * 2, product(x)), (1, x))[1], None),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_loops_count_the_rounds_of_their_counter_or_one(name, tmp_path):
+    loop, rounds = LOOPS[name]
+    module = tf.Module()
+    concrete = tf.function(lambda x: {"y": loop(x)}).get_concrete_function(tf.TensorSpec((2, 4), name="x"))
+    tf.saved_model.save(module, str(tmp_path / "model"), signatures=concrete)
+    written = tf.lite.TFLiteConverter.from_concrete_functions([concrete], module).convert()
+    (tmp_path / "model.tflite").write_bytes(written)
+    for file in ("model", "model.tflite"):
+        found = inspect(tmp_path / file)
+        assert (found.multiply_adds, found.uncounted) == (2 * 4 * 4 * (rounds or 1), [])
+        assert len(found.open_loops) == (rounds is None)
+        assert ("at least 32 for x [2, 4]; one round counts of" in " ".join(str(found).split())) == (rounds is None)
+
+
 def test_values_of_four_bits_take_half_a_byte(tmp_path):
     weights = [held("w", (8, 7), TensorProto.INT4), held("s", ())]
     nodes = [

@@ -119,6 +119,18 @@ class Contents:
     notes: tuple[str, ...] = ()
 
 
+def rounds_between(first: int | None, limit: int | None, step: int | None) -> int | None:
+    """Returns the rounds of a loop that ends when its counter has reached a limit; None if one of them is unknown.
+
+    Example:
+        >>> rounds_between(0, 7, 2), rounds_between(0, None, 1)
+        (4, None)
+    """
+    if first is None or limit is None or step is None or step < 1:
+        return None
+    return max(math.ceil((limit - first) / step), 0)
+
+
 class Reader(Protocol):
     """A module of a format."""
 

@@ -13,7 +13,16 @@ from typing import Any
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
-from tfopt.exporting.inspection.contents import Contents, Node, Operator, Storage, Weight, convolution, without_formula
+from tfopt.exporting.inspection.contents import (
+    Contents,
+    Node,
+    Operator,
+    Storage,
+    Weight,
+    convolution,
+    rounds_between,
+    without_formula,
+)
 from tfopt.exporting.manifest import TensorRecord
 
 Shape = Sequence[int]
@@ -103,7 +112,7 @@ class _Graph:
         self.graph = model.Subgraphs(number)
         self.prefix = f"{number}:" if around else ""
         self.open_loops: list[str] = []
-        self.sources: dict[int, int] = {}  # what a reshaped tensor was: an open size of the file is 1 in its own shape
+        self.sources: dict[int, int] = {}  # what a reshaped tensor was: an open size is 1 in its shape in the file
         self.inner: list[Operator] = []
         self.tensors = [self.graph.Tensors(place) for place in range(self.graph.TensorsLength())]
         self.data = dict(self._stored())
@@ -187,7 +196,7 @@ class _Graph:
         options, indices = BODIES[kind]
         held = getattr(schema, options)()
         held.Init(operator.BuiltinOptions().Bytes, operator.BuiltinOptions().Pos)
-        rounds = self._rounds(held.CondSubgraphIndex(), reads) if kind == "WHILE" else 1
+        rounds = self._rounds(held, reads) if kind == "WHILE" else 1
         if rounds is None:
             self.open_loops.append(self.name(writes[0]) if writes else kind)
         for index in indices:
@@ -196,22 +205,44 @@ class _Graph:
             self.weights |= inside.weights
             self.open_loops += inside.open_loops
 
-    def _rounds(self, condition: int, reads: Sequence[int]) -> int | None:
-        """Returns the rounds of a loop whose condition compares a counter with a constant; else None.
+    def _rounds(self, held: Any, reads: Sequence[int]) -> int | None:
+        """Returns the rounds of a loop whose condition compares a counter with a known number; else None."""
+        condition = _Graph(self.model, held.CondSubgraphIndex(), self.around)
+        body = _Graph(self.model, held.BodySubgraphIndex(), self.around)
+        arguments = _integers(condition.graph.InputsAsNumpy())
 
-        The counter begins with 0 and grows by 1, as in Keras' recurrent layers and `tf.map_fn`.
-        """
-        inside = _Graph(self.model, condition, self.around)
-        given = dict(zip(_integers(inside.graph.InputsAsNumpy()), reads, strict=True))
+        def number(tensor: int) -> int | None:
+            return self._number(reads[arguments.index(tensor)]) if tensor in arguments else condition._number(tensor)
+
         found = []
-        for place in range(inside.graph.OperatorsLength()):
-            operator = inside.graph.Operators(place)
-            if inside.kind(operator) == "LESS":
-                limit = int(operator.Inputs(1))
-                graph, limit = (self, given[limit]) if limit in given else (inside, limit)
-                if limit in graph.data and graph.dtype(limit) in ("int32", "int64"):
-                    found.append(int(graph.data[limit].view(graph.dtype(limit))[0]))
-        return min((number for number in found if number >= 0), default=None)
+        for place in range(condition.graph.OperatorsLength()):
+            operator = condition.graph.Operators(place)
+            counter, limit = (
+                (operator.Inputs(0), operator.Inputs(1)) if condition.kind(operator) == "LESS" else (-1, -1)
+            )
+            if counter in arguments:
+                found.append(rounds_between(number(counter), number(limit), body._step(arguments.index(counter))))
+        return min((rounds for rounds in found if rounds is not None), default=None)
+
+    def _number(self, tensor: int) -> int | None:
+        """Returns the integer that a tensor always is; None for any other."""
+        if (
+            tensor not in self.data
+            or math.prod(self.shape(tensor)) != 1
+            or self.dtype(tensor) not in ("int32", "int64")
+        ):
+            return None
+        return int(self.data[tensor].view(self.dtype(tensor))[0])
+
+    def _step(self, place: int) -> int | None:
+        """Returns what this graph, the body of a loop, adds to one of its inputs; None if that is no constant."""
+        counter, result = self.graph.Inputs(place), self.graph.Outputs(place)
+        for number in range(self.graph.OperatorsLength()):
+            operator = self.graph.Operators(number)
+            if self.kind(operator) == "ADD" and operator.Outputs(0) == result:
+                one, other = operator.Inputs(0), operator.Inputs(1)
+                return self._number(other if one == counter else one) if counter in (one, other) else None
+        return None
 
     def _multiply_adds(self, operator: Any, kind: str, reads: Sequence[int], writes: Sequence[int]) -> int | None:
         count = COUNTED.get(kind)
@@ -224,7 +255,7 @@ class _Graph:
         try:
             shapes = [self.shape(number) if number >= 0 else () for number in reads]
             if kind == "FULLY_CONNECTED":
-                shapes[0] = self.shape(self.sources.get(reads[0], reads[0]))
+                shapes[0] = max(shapes[0], self.shape(self.sources.get(reads[0], reads[0])), key=math.prod)
             return count(shapes, self.shape(writes[0]))
         except (IndexError, ZeroDivisionError):
             return None

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfopt.compat.tensorflow import parse_saved_model
 from tfopt.exporting.config import DEFAULT_SIGNATURE
-from tfopt.exporting.inspection.contents import Contents, Node, Operator, Storage, Weight, assumed
+from tfopt.exporting.inspection.contents import Contents, Node, Operator, Storage, Weight, assumed, rounds_between
 from tfopt.exporting.inspection.inlined import MOST_NODES, Inlined
 from tfopt.exporting.inspection.shapes import Shapes, placeholder
 from tfopt.exporting.manifest import TensorRecord
@@ -168,20 +168,22 @@ class _Graph:
         return inlined, inlined.add_function(function, arguments), arguments
 
     def _rounds(self, node: Any, shapes: Shapes) -> int | None:
-        """Returns the rounds of a loop whose condition compares a counter with a known number; else None.
+        """Returns the rounds of a loop whose condition compares a counter with a known number; else None."""
+        condition, _, arguments = self._body(node, node.attr["cond"].func.name)
+        body, ends, _ = self._body(node, node.attr["body"].func.name)
 
-        The counter begins with 0 and grows by 1, as in Keras' recurrent layers and `tf.map_fn`.
-        """
-        inlined, _, arguments = self._body(node, node.attr["cond"].func.name)
+        def number(tensor: str) -> int | None:
+            if tensor in arguments:
+                return shapes.number(shapes.tensor(node.input[arguments.index(tensor)]))
+            return _constant(condition, tensor)
+
         found = []
-        for each in inlined.nodes.values():
-            limit = each.input[1] if each.op == "Less" else ""
-            if limit in arguments:
-                found.append(shapes.number(shapes.tensor(node.input[arguments.index(limit)])))
-            elif limit and inlined.nodes[producer(limit)].op == "Const":
-                held = tf.make_ndarray(inlined.nodes[producer(limit)].attr["value"].tensor)
-                found += [int(held)] if held.ndim == 0 else []
-        return min((number for number in found if number is not None and number >= 0), default=None)
+        for each in condition.nodes.values():
+            counter, limit = (_origin(condition, name) for name in each.input) if each.op == "Less" else ("", "")
+            if counter in arguments:
+                step = _step(body, counter, ends[arguments.index(counter)])
+                found.append(rounds_between(number(counter), number(limit), step))
+        return min((rounds for rounds in found if rounds is not None), default=None)
 
     def _with_bodies(self, nodes: Mapping[str, Any]) -> Iterator[Any]:
         """Yields nodes and those of all functions that they may run."""
@@ -287,3 +289,28 @@ def _dtype(node: Any, operation: Any) -> str:
         return _plain(tensor.dtype.base_dtype)
     kind = attribute(node, "T").type
     return _plain(tf.as_dtype(kind)) if kind else ""
+
+
+def _origin(inlined: Inlined, tensor: str) -> str:
+    while (node := inlined.nodes.get(producer(tensor))) is not None and node.op == "Identity":
+        tensor = node.input[0]
+    return tensor
+
+
+def _constant(inlined: Inlined, tensor: str) -> int | None:
+    """Returns the integer that a tensor always is; None for any other."""
+    node = inlined.nodes.get(producer(_origin(inlined, tensor)))
+    if node is None or node.op != "Const":
+        return None
+    value = attribute(node, "value").tensor
+    held = tf.make_ndarray(value) if not value.tensor_shape.dim else np.empty(1)
+    return int(held) if held.ndim == 0 and np.issubdtype(held.dtype, np.integer) else None
+
+
+def _step(body: Inlined, counter: str, end: str) -> int | None:
+    """Returns what each round adds to a counter; None if that is no constant."""
+    node = body.nodes.get(producer(_origin(body, end)))
+    if node is None or node.op not in ("Add", "AddV2"):
+        return None
+    one, other = (_origin(body, name) for name in node.input)
+    return _constant(body, other if one == counter else one) if counter in (one, other) else None
