@@ -132,6 +132,11 @@ LOOPS = {
         lambda x: tf.while_loop(lambda x: tf.reduce_sum(x) < 9.0, lambda x: [product(x)], [x])[0],
         None,
     ),
+    "to a limit that changes": (
+        lambda x: tf.while_loop(lambda i, n, _: i < n, lambda i, n, x: (i + 1, n - 1, product(x)), (0, 8, x))[2],
+        None,
+    ),
+    "never": (lambda x: tf.while_loop(lambda i, _: i < 3, lambda i, x: (i + 1, product(x)), (3, x))[1], 0),
     "by factors": (lambda x: tf.while_loop(lambda i, _: i < 10, lambda i, x: (i * 2, product(x)), (1, x))[1], None),
 }
 
@@ -146,7 +151,7 @@ def test_loops_count_the_rounds_of_their_counter_or_one(name, tmp_path):
     (tmp_path / "model.tflite").write_bytes(written)
     for file in ("model", "model.tflite"):
         found = inspect(tmp_path / file)
-        assert (found.multiply_adds, found.uncounted) == (2 * 4 * 4 * (rounds or 1), [])
+        assert (found.multiply_adds, found.uncounted) == (2 * 4 * 4 * (1 if rounds is None else rounds), [])
         assert len(found.open_loops) == (rounds is None)
         assert ("at least 32 for x [2, 4]; one round counts of" in " ".join(str(found).split())) == (rounds is None)
 

@@ -199,8 +199,9 @@ class _Graph:
         rounds = self._rounds(held, reads) if kind == "WHILE" else 1
         if rounds is None:
             self.open_loops.append(self.name(writes[0]) if writes else kind)
+        executions = self.executions * (1 if rounds is None else rounds)
         for index in indices:
-            inside = _Graph(self.model, getattr(held, index)(), self.around, self.executions * (rounds or 1))
+            inside = _Graph(self.model, getattr(held, index)(), self.around, executions)
             self.inner += inside.operators()
             self.weights |= inside.weights
             self.open_loops += inside.open_loops
@@ -211,17 +212,21 @@ class _Graph:
         body = _Graph(self.model, held.BodySubgraphIndex(), self.around)
         arguments = _integers(condition.graph.InputsAsNumpy())
 
-        def number(tensor: int) -> int | None:
-            return self._number(reads[arguments.index(tensor)]) if tensor in arguments else condition._number(tensor)
+        def always(tensor: int) -> int | None:
+            if tensor not in arguments:
+                return condition._number(tensor)
+            place = arguments.index(tensor)
+            return self._number(reads[place]) if body.graph.Outputs(place) == body.graph.Inputs(place) else None
 
         found = []
-        for place in range(condition.graph.OperatorsLength()):
-            operator = condition.graph.Operators(place)
+        for each in range(condition.graph.OperatorsLength()):
+            operator = condition.graph.Operators(each)
             counter, limit = (
                 (operator.Inputs(0), operator.Inputs(1)) if condition.kind(operator) == "LESS" else (-1, -1)
             )
             if counter in arguments:
-                found.append(rounds_between(number(counter), number(limit), body._step(arguments.index(counter))))
+                place = arguments.index(counter)
+                found.append(rounds_between(self._number(reads[place]), always(limit), body._step(place)))
         return min((rounds for rounds in found if rounds is not None), default=None)
 
     def _number(self, tensor: int) -> int | None:

@@ -150,7 +150,7 @@ class _Graph:
             own_rounds = self._rounds(node, shapes)
             if own_rounds is None:
                 self.open_loops.append(name)
-            rounds *= own_rounds or 1
+            rounds *= 1 if own_rounds is None else own_rounds
         else:
             self.notes.append(f"{name}: each of its branches counts")
         for function in functions:
@@ -172,17 +172,20 @@ class _Graph:
         condition, _, arguments = self._body(node, node.attr["cond"].func.name)
         body, ends, _ = self._body(node, node.attr["body"].func.name)
 
-        def number(tensor: str) -> int | None:
-            if tensor in arguments:
-                return shapes.number(shapes.tensor(node.input[arguments.index(tensor)]))
-            return _constant(condition, tensor)
+        def first(argument: str) -> int | None:
+            return shapes.number(shapes.tensor(node.input[arguments.index(argument)]))
+
+        def always(tensor: str) -> int | None:
+            if tensor not in arguments:
+                return _constant(condition, tensor)
+            return first(tensor) if _origin(body, ends[arguments.index(tensor)]) == tensor else None
 
         found = []
         for each in condition.nodes.values():
             counter, limit = (_origin(condition, name) for name in each.input) if each.op == "Less" else ("", "")
             if counter in arguments:
                 step = _step(body, counter, ends[arguments.index(counter)])
-                found.append(rounds_between(number(counter), number(limit), step))
+                found.append(rounds_between(first(counter), always(limit), step))
         return min((rounds for rounds in found if rounds is not None), default=None)
 
     def _with_bodies(self, nodes: Mapping[str, Any]) -> Iterator[Any]:
