@@ -47,7 +47,9 @@ def frames():
     return watched(model)
 
 
+@pytest.mark.timed
 def test_a_network_called_for_each_step_is_found_with_what_one_call_saves(frames):
+    vars(frames.experiments)["_done"].pop("time_distributed", None)  # of a run before
     found = taken("time_distributed", frames)
     assert vars(frames.experiments)["_done"]["time_distributed"].saved > 0.1
     assert found.title == "TimeDistributed calls its layer once for each step: 1 layer"
@@ -57,6 +59,7 @@ def test_a_network_called_for_each_step_is_found_with_what_one_call_saves(frames
     assert found.advice.endswith("such as Dense")
 
 
+@pytest.mark.timed
 @pytest.mark.slow
 def test_the_loops_of_both_directions_are_found_and_unrolled_for_the_experiment_alone():
     both = layers.Bidirectional(layers.SimpleRNN(4))

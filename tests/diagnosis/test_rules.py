@@ -120,8 +120,10 @@ def test_lowered_clocks_cost_their_share(measured):
         compute.throttled(measured)
 
 
+@pytest.mark.timed
 def test_memory_that_is_left_over_fits_a_larger_batch(measured):
     measured.observation.load = load(tensorflow_memory_peak_bytes=[None, 4 * GIB, 10 * GIB])
+    vars(measured.experiments)["_done"].pop("examples 2", None)  # of a run before
     found = compute.unused_memory(measured)
     assert found.evidence.startswith("25% of the memory is used at most")
     assert compute.BATCH <= found.gain < 0.75  # 0.5 if twice the examples take no longer, as in so small a network
@@ -186,6 +188,7 @@ def test_a_graph_with_small_kernels_is_advised_xla_once(measured):
     assert len(advised) <= 1
 
 
+@pytest.mark.timed
 @pytest.mark.slow
 def test_a_shuffle_is_timed_with_a_smaller_buffer():
     def slow(number):
@@ -209,6 +212,7 @@ def watched(batches, steps):
     return Measured(doctor.observation, detect())
 
 
+@pytest.mark.timed
 @pytest.mark.slow
 def test_short_epochs_are_named_with_one_iterator_for_all():
     few = watched(batches=4, steps=10)
@@ -335,7 +339,9 @@ def test_a_callback_is_not_told_to_do_what_it_does(tmp_path):
     assert 'save_freq="epoch"' in advice["steps"]
 
 
+@pytest.mark.timed
 def test_what_xla_saves_is_less_by_its_compilation(measured):
+    vars(measured.experiments)["_done"].pop("xla", None)  # of a run before
     assert measured.experiments.other_xla().build_s > 0.02  # it compiles sixteen steps of seven layers
     parts = StepBreakdown(step_ms=12, input_ms=1, host_ms=1, compute_ms=10, steps=40, batch_size=32)
     gains = {}
@@ -393,7 +399,9 @@ def grouped():
     return found
 
 
+@pytest.mark.timed
 def test_a_convolution_that_xla_compiles_alone_is_found_with_what_plain_operations_save(grouped):
+    vars(grouped.experiments)["_done"].pop("xla_islands", None)  # of a run before
     found = detours.taken("xla_islands", grouped)
     assert found.title == "XLA compiles single convolutions: 1 layer"
     assert found.evidence.startswith("grouped: ")

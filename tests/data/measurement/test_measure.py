@@ -104,6 +104,7 @@ def waited_ms(dataset, step_ms, batches=30):
     return 1e3 * float(np.mean(waits[batches // 3 :]))
 
 
+@pytest.mark.timed
 @pytest.mark.one_in(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("make", PIPELINES, ids=lambda make: make.__name__)
@@ -130,6 +131,7 @@ def test_the_wait_is_that_of_a_loop_with_steps(make, step_ms):
     assert any(measured / 2 < foretold < 2 * measured for foretold, measured in pairs), pairs
 
 
+@pytest.mark.timed
 def test_a_slow_stage_and_the_wait_for_it_are_found():
     dataset = numbers(400).shuffle(20).map(slow_python).batch(4).prefetch(2)
     report = measure(dataset, seconds=0.7, step_time_ms=4)
@@ -143,6 +145,7 @@ def test_a_slow_stage_and_the_wait_for_it_are_found():
     assert report.to_dict()["stages"][2]["outputs_per_batch"] == 4
 
 
+@pytest.mark.timed
 @pytest.mark.slow
 def test_a_fast_pipeline_needs_no_change():
     x = np.zeros((256, 8), "float32")

@@ -189,6 +189,7 @@ def large():
     return keras.Model(inputs, layers.GlobalAveragePooling2D()(x))
 
 
+@pytest.mark.timed
 @pytest.mark.slow
 @pytest.mark.skipif(
     not {"avx512_vnni", "avx_vnni"} & set(detect().cpu_features), reason="int8 is only faster with VNNI instructions"
@@ -353,6 +354,7 @@ def test_the_verdict_of_the_clock_is_given_once(tmp_path, quantized):
         assert str(report).count("1.02x at batch size 1 and 0.99x at batch size 8 of float32's time") == 1
 
 
+@pytest.mark.timed
 @pytest.mark.slow
 def test_graphs_are_called_in_turns_until_it_is_clear_that_none_is_fit(monkeypatch):
     monkeypatch.setattr("tfopt.exporting.int8.selection.TURN_SECONDS", 0.01)

@@ -111,6 +111,7 @@ def test_an_artifact_is_measured_and_its_manifest_has_the_settings(artifact, fre
     assert max(map(len, str(report).splitlines())) <= 100
 
 
+@pytest.mark.timed
 def test_larger_batches_pay_where_calls_cost_more_than_the_work(models):
     report = tune_serving(models / "small", batch_sizes=(1, 64), threads=(1,), seconds=0.02, write=False)
     assert report.models[0].tuned.batch_size == 64

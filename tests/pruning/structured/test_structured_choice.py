@@ -143,6 +143,7 @@ def test_global_scope_takes_more_from_groups_of_unequal_channels():
     assert result.channels["second"] == tuple(range(24, 32))
 
 
+@pytest.mark.timed
 @pytest.mark.slow
 def test_a_target_of_latency_is_measured_here():
     x = image = keras.Input((32, 32, 16))
