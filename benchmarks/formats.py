@@ -145,15 +145,16 @@ def builder(name: str) -> tuple[keras.Model, Callable[[int, int], np.ndarray]]:
 def measure(model: keras.Model, inputs: Callable[[int, int], np.ndarray], examples: int) -> dict[str, Any]:
     x = inputs(examples, 3)
     expected = np.concatenate([np.asarray(model(x[start : start + 16])) for start in range(0, examples, 16)])
-    outputs, found = {}, {}
+    outputs, found, calibration = {}, {}, inputs(64, 2)
+    sources = {"float32": model, "int8": tfopt.quantize(model, calibration_data=calibration)}
     with tempfile.TemporaryDirectory() as directory:
         for file_format in FORMATS:
-            for precision in ("float32", "int8"):
+            for precision, source_model in sources.items():
                 key = f"{file_format}_{precision}"
                 path = Path(directory, key)
                 config = tfopt.ExportConfig(format=file_format, precision=precision, int8_nodes="all")
                 try:
-                    artifact = tfopt.export(model, path, config, calibration_data=inputs(64, 2))
+                    artifact = tfopt.export(source_model, path, config, calibration_data=calibration)
                     with runs(path)(path) as process:
                         (source,) = process.loaded["inputs"]
                         (outputs[key],) = process.predict({source: x}, 16).values()

@@ -24,8 +24,14 @@ def formats() -> Table:
     for name, found in models.items():
         equal = [found.get(key, {}).get("agreement_with_saved_model") for key in others]
         agreements = ["" if each is None else f"{each:.1%}" for each in equal]
-        rows.append([f"`{name}`", *(_cell(found.get(key)) for key in columns), *agreements, processor(found["device"])])
+        rows.append([f"`{name}`", *(_cell(found.get(key)) for key in columns), *agreements, _processor(found)])
     return rows
+
+
+def _processor(found: dict) -> str:
+    """Returns the kind of the processor, and whether it has AVX2 only, where int8 computes by other instructions."""
+    only = "" if {"avx512f", "avx512_vnni"} & set(found["cpu_features"]) else ", AVX2"
+    return f"{processor(found['device'])}{only}"
 
 
 def _cell(found: dict | None) -> str:
@@ -62,7 +68,7 @@ def trained_formats() -> Table:
                 found["score"],
                 *("" if each is None else f"{each:.4g}" for each in scores),
                 *("" if each is None else f"{each:.1%}" for each in equal),
-                processor(found["device"]),
+                _processor(found),
             ]
         )
     return rows
