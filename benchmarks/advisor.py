@@ -152,7 +152,7 @@ def machine(names: Sequence[str]) -> dict[str, Any]:
         print(name, here[name], file=sys.stderr, flush=True)
     return {
         "what": "examples per second and step times that the advisor estimates, against published and measured ones",
-        "device": f"{found.cpu_model}, {found.logical_cores} cores",
+        "device": f"{found.processor}, {found.logical_cores} cores",
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
         "cpu_peak": rounded(cpu_peak().to_dict()),

@@ -71,7 +71,7 @@ class Options:
 def main(options: Options) -> dict[str, Any]:
     known = json.loads(options.out.read_text())["models"] if options.out.exists() else {}
     results = {
-        "device": f"{detect().cpu_model}, {detect().logical_cores} cores",
+        "device": f"{detect().processor}, {detect().logical_cores} cores",
         "cpu_features": detect().cpu_features,
         "tensorflow": tf.__version__,
         "keras": keras.__version__,

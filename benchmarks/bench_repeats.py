@@ -58,7 +58,7 @@ def main(options: Options) -> dict[str, Any]:
             )
             print(reports[-1], flush=True)
     results = {
-        "device": f"{detect().cpu_model}, {detect().logical_cores} cores",
+        "device": f"{detect().processor}, {detect().logical_cores} cores",
         "tensorflow": tf.__version__,
         "onnxruntime": onnxruntime_version,
         "repeats": options.repeats,

@@ -49,7 +49,7 @@ def main(options: Options) -> dict[str, Any]:
         print(f"{name:18} sum over step {found['sum_over_step']:.3f}  {found['parts']}", flush=True)
     results = {
         "what": "parts of a training step with known waits, each measured by itself, in ms per step",
-        "device": f"{hardware.cpu_model}, {hardware.logical_cores} cores",
+        "device": f"{hardware.processor}, {hardware.logical_cores} cores",
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
         "load_average_before": round(os.getloadavg()[0], 2),

@@ -80,7 +80,7 @@ class Options:
 
 def main(options: Options) -> None:
     results = json.loads(options.out.read_text()) if options.out.exists() else {"models": {}}
-    results["device"] = f"{detect().cpu_model}, {detect().logical_cores} cores"
+    results["device"] = f"{detect().processor}, {detect().logical_cores} cores"
     results["settings"] = {each: getattr(options, each) for each in ("epochs", "tuning_epochs")}
     examples = tfopt.data.DataConfig(source="digits").load()
     for name in options.models:

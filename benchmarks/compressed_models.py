@@ -127,7 +127,7 @@ def measure(name: str, folder: Path, options: Options) -> dict[str, Any]:
     in_front = {name: figures["int8" if name == "unshrunk" else name] for name in front}
     best = None if found is None or found.best is None else found.best.name
     return {
-        "device": f"{detect().cpu_model}, {detect().logical_cores} cores",
+        "device": f"{detect().processor}, {detect().logical_cores} cores",
         "format": options.format,
         "budget": config.budget,
         "keras": figures["keras"],

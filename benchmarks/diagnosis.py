@@ -51,7 +51,7 @@ def main(options: Options) -> dict[str, Any]:
     healthy = {name: _watched(name, options) for name in HEALTHY if _asked(name, options)}
     results = {
         "what": "causes planted in training runs, found by tfopt's diagnosis; gains are shares of the time per example",
-        "device": f"{hardware.cpu_model}, {hardware.logical_cores} cores",
+        "device": f"{hardware.processor}, {hardware.logical_cores} cores",
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
         "load_average_before": round(os.getloadavg()[0], 2),

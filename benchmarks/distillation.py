@@ -92,7 +92,7 @@ def main(options: Options) -> dict[str, Any]:
     names = ("epochs", "healing_epochs", "text_epochs", "gpt_steps", "temperature", "weight")
     settings = {each: getattr(options, each) for each in names}
     results = json.loads(options.out.read_text()) if options.out.is_file() else {"rows": {}}
-    device = f"{detect().cpu_model}, {detect().logical_cores} cores"
+    device = f"{detect().processor}, {detect().logical_cores} cores"
     if "cached" in options.rows:
         results["cached"] = {**cached(options), "device": device}
         print(results["cached"], flush=True)

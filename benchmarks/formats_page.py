@@ -29,9 +29,8 @@ def formats() -> Table:
 
 
 def _processor(found: dict) -> str:
-    """Returns the kind of the processor, and whether it has AVX2 only, where int8 computes by other instructions."""
-    only = "" if {"avx512f", "avx512_vnni"} & set(found["cpu_features"]) else ", AVX2"
-    return f"{processor(found['device'])}{only}"
+    """Returns the kind of the processor, and the instructions by which it computes int8."""
+    return f"{processor(found['device'])} with {found['cpu_features'][-1].upper()}"
 
 
 def _cell(found: dict | None) -> str:

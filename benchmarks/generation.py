@@ -36,7 +36,7 @@ def main() -> None:
     model = tfopt.recipes.RECIPES["gpt"].model.build((LENGTH,), OUTPUTS)
     results = {
         "what": f"{LENGTH - PROMPT} new tokens after {PROMPT}, greedy; medians of {ROUNDS} alternating rounds",
-        "device": f"{detect().cpu_model}, {detect().logical_cores} cores",
+        "device": f"{detect().processor}, {detect().logical_cores} cores",
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
         "parameters": model.count_params(),

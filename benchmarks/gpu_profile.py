@@ -78,7 +78,7 @@ def main(options: Options) -> dict[str, Any]:
     results = {
         "what": f"GpuMonitor, tfopt.diagnose and traces on a GPU; the cost over {options.rounds} alternating rounds of "
         f"{options.steps} steps",
-        "device": hardware.gpus[0].name if hardware.gpus else hardware.cpu_model,
+        "device": hardware.gpus[0].name if hardware.gpus else hardware.processor,
         "driver": driver(),
         "tensorflow": tf.__version__,
         "keras": keras.__version__,

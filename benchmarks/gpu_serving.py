@@ -89,8 +89,8 @@ def main(options: Options) -> dict[str, Any]:
     results: dict[str, Any] = {
         "what": f"milliseconds of a call, medians of {options.rounds} alternating turns of {options.seconds:g} s; "
         "times is Keras' over that of the artifact",
-        "device": hardware.gpus[0].name if hardware.gpus else hardware.cpu_model,
-        "cpu": f"{hardware.cpu_model}, {hardware.logical_cores} cores",
+        "device": hardware.gpus[0].name if hardware.gpus else hardware.processor,
+        "cpu": f"{hardware.processor}, {hardware.logical_cores} cores",
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
         "models": {},

@@ -91,8 +91,8 @@ def main(options: Options) -> dict[str, Any]:
         "what": f"seconds until the first step is done, and milliseconds of a later one; {options.jobs} processes side "
         f"by side, ended after {options.limit_s:g} s",
         "limit_s": options.limit_s,
-        "device": hardware.gpus[0].name if hardware.gpus else hardware.cpu_model,
-        "cpu": f"{hardware.cpu_model}, {hardware.logical_cores} cores",
+        "device": hardware.gpus[0].name if hardware.gpus else hardware.processor,
+        "cpu": f"{hardware.processor}, {hardware.logical_cores} cores",
         "tensorflow": hardware.tensorflow_version,
         "networks": {name: {} for name in networks},
     }

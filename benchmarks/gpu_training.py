@@ -93,9 +93,9 @@ def main(options: Options) -> dict[str, Any]:
     results = {
         "what": f"training step, batch {options.batch_size}{'' if options.xla else ', without XLA'}; medians over "
         f"{options.rounds} alternating rounds of {options.steps} steps",
-        "device": hardware.gpus[0].name if hardware.gpus else hardware.cpu_model,
+        "device": hardware.gpus[0].name if hardware.gpus else hardware.processor,
         "compute_capability": hardware.gpus[0].compute_capability if hardware.gpus else None,
-        "cpu": f"{hardware.cpu_model}, {hardware.logical_cores} cores",
+        "cpu": f"{hardware.processor}, {hardware.logical_cores} cores",
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
         "xla_flags": os.environ.get("XLA_FLAGS", ""),

@@ -80,7 +80,7 @@ def measure(name: str, folder: Path, options: Options) -> dict[str, Any]:
             }
         )
     return {
-        "device": f"{detect().cpu_model}, {detect().logical_cores} cores",
+        "device": f"{detect().processor}, {detect().logical_cores} cores",
         "cpu_features": detect().cpu_features,
         "bytes_on_disk": {kind: artifact.bytes_on_disk for kind, artifact in artifacts.items()},
         "conversions": {kind: int(artifacts[kind].report.metrics["conversions"]) for kind in options.compute},

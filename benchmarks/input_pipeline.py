@@ -73,7 +73,7 @@ def main(options: Options) -> dict[str, Any]:
     hardware = detect()
     results: dict[str, Any] = {
         "what": f"examples per second of the input pipeline; images in batches of {BATCH}",
-        "device": f"{hardware.cpu_model}, {hardware.logical_cores} cores",
+        "device": f"{hardware.processor}, {hardware.logical_cores} cores",
         "gpus": [gpu.name for gpu in hardware.gpus],
         "tensorflow": tf.__version__,
         "keras": keras.__version__,

@@ -126,7 +126,7 @@ def measure(folder: Path, records: dict[str, dict[str, Any]], cache: Path, optio
     kept = {runtime: records[runtime] for runtime in processes}
     return {
         "cold_start": start_cold([name for name in kept if name in TENSORFLOW], folder, cache, held_out, options),
-        "device": f"{detect().cpu_model}, {detect().logical_cores} cores",
+        "device": f"{detect().processor}, {detect().logical_cores} cores",
         "cpu_features": detect().cpu_features,
         "versions": {name: number for record in kept.values() for name, number in record["versions"].items()},
         "calibration_examples": CALIBRATION_EXAMPLES,

@@ -60,7 +60,7 @@ def main(options: Options) -> dict[str, Any]:
     results = {
         "what": f"training step with masks over that without, batch {BATCH}; medians over {options.rounds} alternating "
         f"rounds of {options.frequency} steps with one update of the masks",
-        "device": f"{hardware.cpu_model}, {hardware.logical_cores} cores",
+        "device": f"{hardware.processor}, {hardware.logical_cores} cores",
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
         "load_average_before": round(os.getloadavg()[0], 2),  # of other programs: the machine may be shared

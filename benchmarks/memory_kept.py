@@ -57,7 +57,7 @@ def main(options: Options) -> dict[str, Any]:
     results = {
         "what": f"resident MiB after each of {options.models} perceptrons that a process trained and dropped, and the "
         f"median growth for each after the first",
-        "device": f"{hardware.cpu_model}, {hardware.logical_cores} cores",
+        "device": f"{hardware.processor}, {hardware.logical_cores} cores",
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
         "parameters": (2000 + 1) * WIDTH + (WIDTH + 1) * WIDTH + (WIDTH + 1) * 10,

@@ -70,7 +70,7 @@ def main(options: Options) -> dict[str, Any]:
     before = json.loads(options.out.read_text())["models"] if options.out.exists() else {}
     results: dict[str, Any] = {
         "what": f"noise scale of {len(x)} digits, from {options.steps} batches of {BATCH} drawn with replacement",
-        "device": f"{detect().cpu_model}, {detect().logical_cores} cores",
+        "device": f"{detect().processor}, {detect().logical_cores} cores",
         "tensorflow": tf.__version__,
         "every": EVERY,
         "models": before,

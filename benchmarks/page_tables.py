@@ -22,8 +22,10 @@ def read(name: str) -> Any:
 
 
 def processor(device: str) -> str:
-    """Returns the kind of the processor in a device's name."""
-    return next((kind for kind in ("AMD EPYC", "Intel Xeon") if kind.split()[1] in device), device)
+    """Returns the kind of the processor in a device's name, with its instructions if the name has them."""
+    kind = next((kind for kind in ("AMD EPYC", "Intel Xeon") if kind.split()[1] in device), None)
+    instructions = re.search(r" with \w+", device)
+    return device if kind is None else kind + (instructions[0] if instructions else "")
 
 
 def in_a_name(device: str) -> str:

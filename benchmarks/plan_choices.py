@@ -55,7 +55,7 @@ class Options:
 def main(options: Options) -> dict[str, Any]:
     results = {
         "what": f"training step, batch {BATCH} of {INPUT_SHAPE}, one setting changed",
-        "device": f"{detect().cpu_model}, {detect().logical_cores} cores",
+        "device": f"{detect().processor}, {detect().logical_cores} cores",
         "cpu_features": detect().cpu_features,
         "gpus": [gpu.name for gpu in detect().gpus],
         "tensorflow": tf.__version__,

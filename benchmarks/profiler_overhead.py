@@ -60,7 +60,7 @@ def main(options: Options) -> dict[str, Any]:
         "what": f"training step with GpuMonitor at {1 / options.interval_s:g} samples per second over that without; "
         f"medians over {options.rounds} alternating rounds, of each the fastest of {options.epochs} epochs of "
         f"{options.steps} steps",
-        "device": f"{hardware.cpu_model}, {hardware.logical_cores} cores",
+        "device": f"{hardware.processor}, {hardware.logical_cores} cores",
         "source": source,
         "tensorflow": tf.__version__,
         "keras": keras.__version__,

@@ -60,7 +60,7 @@ def main(options: Options) -> None:
                 found = KINDS[kind](base(name, seed))
                 entry.setdefault(kind, []).append({"seed": seed, **found})
                 print(name, kind, entry[kind][-1], flush=True)
-        entry["device"] = f"{detect().cpu_model}, {detect().logical_cores} cores"
+        entry["device"] = f"{detect().processor}, {detect().logical_cores} cores"
         entry["medians"] = {kind: medians(entry[kind]) for kind in KINDS if kind in entry}
         write_text(options.out, json.dumps(results, indent=2) + "\n")
         print(name, entry["medians"])

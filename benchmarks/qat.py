@@ -57,7 +57,7 @@ def main(options: Options) -> dict[str, Any]:
         "what": f"accuracy on {len(examples.x_test)} digits held out, of float models and of int8 SavedModels",
         "epochs": epochs,
         "more_epochs": more_epochs,
-        "device": f"{detect().cpu_model}, {detect().logical_cores} cores",
+        "device": f"{detect().processor}, {detect().logical_cores} cores",
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
         "models": {},

@@ -56,7 +56,7 @@ def main(options: Options) -> dict[str, Any]:
     models = {name: model(name, examples, options) for name in EPOCHS}
     results = {
         "what": "digits of scikit-learn, 898 to train on and 899 held out",
-        "device": f"{detect().cpu_model}, {detect().logical_cores} cores",
+        "device": f"{detect().processor}, {detect().logical_cores} cores",
         "tensorflow": tf.__version__,
         "builders": {name: builder(trained, examples) for name, trained in models.items()},
         "hard": hard(models, examples),

@@ -63,7 +63,7 @@ class Options:
 def main(options: Options) -> dict[str, Any]:
     results: dict[str, Any] = {
         "what": "digits of scikit-learn, 899 held out for tfopt's builders and 450 for keras.applications",
-        "device": f"{detect().cpu_model}, {detect().logical_cores} cores",
+        "device": f"{detect().processor}, {detect().logical_cores} cores",
         "tensorflow": tf.__version__,
         "accuracy": {},
         "saturation": {},

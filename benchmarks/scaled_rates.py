@@ -65,7 +65,7 @@ def main(options: Options) -> None:
     results: dict[str, Any] = {"times": TIMES, "recipes": {}}
     if options.out.exists():
         results = json.loads(options.out.read_text())
-    results |= {"device": f"{detect().cpu_model}, {detect().logical_cores} cores", "tensorflow": tf.__version__}
+    results |= {"device": f"{detect().processor}, {detect().logical_cores} cores", "tensorflow": tf.__version__}
     for name in options.only:
         kept = results["recipes"].setdefault(name, {})
         for kind in options.kinds:

@@ -120,7 +120,7 @@ def main(options: Options) -> dict[str, Any]:
         here = [cell for name in MODELS for cell in measure(name, options.rounds)]
     results = {
         "what": "step time on several replicas: predicted by tfopt.advisor.scale, and measured or published",
-        "device": f"{hardware.cpu_model}, {hardware.logical_cores} cores",
+        "device": f"{hardware.processor}, {hardware.logical_cores} cores",
         "rounds": options.rounds,
         "here": here,
         "here_error": _errors([cell["error"] for cell in here]),

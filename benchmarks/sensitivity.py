@@ -55,7 +55,7 @@ def main(options: Options) -> None:
     model.compile(loss=loss, metrics=["sparse_categorical_accuracy"])
     configs: dict[str, Any] = {"zeros": tfopt.PruningConfig(), "channels": tfopt.StructuredPruningConfig(round_to=8)}
     options.images.mkdir(exist_ok=True)
-    results: dict[str, Any] = {"recipe": recipe.name, "device": f"{detect().cpu_model}, {detect().logical_cores} cores"}
+    results: dict[str, Any] = {"recipe": recipe.name, "device": f"{detect().processor}, {detect().logical_cores} cores"}
     for kind, config in configs.items():
         curves = tfopt.sensitivity(model, scored, config, shares=SHARES)
         curves.plot(options.images / f"sensitivity_{kind}.svg")

@@ -55,7 +55,7 @@ def main(options: Options) -> None:
     model = keras.applications.ResNet50(weights=None)
     weights = model.get_weights()
     images = np.random.default_rng(0).random((options.batch_size, 224, 224, 3), dtype=np.float32)
-    results: dict[str, Any] = {"model": "resnet50", "device": f"{detect().cpu_model}, {detect().logical_cores} cores"}
+    results: dict[str, Any] = {"model": "resnet50", "device": f"{detect().processor}, {detect().logical_cores} cores"}
     with tempfile.TemporaryDirectory() as directory:
         for name, config in PRUNED.items():
             copy = keras.applications.ResNet50(weights=None)

@@ -117,7 +117,7 @@ def write(part: str, name: str, found: dict[str, Any]) -> None:
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     machine = detect()
     results["tensorflow"] = tf.__version__
-    results["device"] = f"{machine.cpu_model}, {machine.logical_cores} logical cores, {platform.system()}"
+    results["device"] = f"{machine.processor}, {machine.logical_cores} logical cores, {platform.system()}"
     cases = {**results.get(part, {}).get("cases", {}), name: found}
     results[part] = {
         "median": statistics.median(each["ratio"]["median"] for each in cases.values()),

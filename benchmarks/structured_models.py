@@ -43,7 +43,7 @@ class Options:
 
 def main(options: Options) -> None:
     results = json.loads(options.out.read_text()) if options.out.exists() else {"models": {}}
-    results["device"] = f"{detect().cpu_model}, {detect().logical_cores} cores"
+    results["device"] = f"{detect().processor}, {detect().logical_cores} cores"
     for name in options.names:
         keras.backend.clear_session()
         results["models"][name] = measure(build(name))

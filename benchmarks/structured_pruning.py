@@ -87,7 +87,7 @@ def measure(model: keras.Model, folder: Path, options: Options) -> dict[str, Any
         latency = [time_calls(processes, data, size, options) for size in options.batch_sizes]
     metrics = half.report.metrics
     return {
-        "device": f"{detect().cpu_model}, {detect().logical_cores} cores",
+        "device": f"{detect().processor}, {detect().logical_cores} cores",
         "share_of_flops": round(metrics["multiply_adds"] / metrics["multiply_adds_before"], 4),
         "share_of_parameters": round(metrics["parameters"] / metrics["parameters_before"], 4),
         "bytes_on_disk": {

@@ -83,7 +83,7 @@ class Piece:
 
 def main(options: Options) -> None:
     earlier = json.loads(RESULTS.read_text()) if options.only else {}
-    results: dict[str, Any] = {"device": f"{detect().cpu_model}, {detect().logical_cores} cores"}
+    results: dict[str, Any] = {"device": f"{detect().processor}, {detect().logical_cores} cores"}
     measure: dict[str, Callable[[], Any]] = {
         "gpt": language_model,
         "text_encoder": classifier,

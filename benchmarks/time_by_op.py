@@ -88,7 +88,7 @@ def measure(name: str, options: Options) -> dict[str, Any]:
                 }
             )
     return {
-        "device": f"{detect().cpu_model}, {detect().logical_cores} cores",
+        "device": f"{detect().processor}, {detect().logical_cores} cores",
         "cpu_features": detect().cpu_features,
         "batches": batches,
     }

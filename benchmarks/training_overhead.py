@@ -84,7 +84,7 @@ def main(options: Options) -> dict[str, Any]:
     results = {
         "what": f"training step, batch {BATCH}; medians over {options.rounds} alternating rounds of "
         f"{options.epochs} epochs of {options.steps} steps",
-        "device": f"{hardware.cpu_model}, {hardware.logical_cores} cores",
+        "device": f"{hardware.processor}, {hardware.logical_cores} cores",
         "gpus": [gpu.name for gpu in hardware.gpus],
         "tensorflow": tf.__version__,
         "keras": keras.__version__,

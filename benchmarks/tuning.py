@@ -124,7 +124,7 @@ def write(part: str, name: str, found: dict[str, Any]) -> None:
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     machine = detect()
     results["tensorflow"] = tf.__version__
-    results["device"] = f"{machine.cpu_model}, {machine.logical_cores} logical cores, {platform.system()}"
+    results["device"] = f"{machine.processor}, {machine.logical_cores} logical cores, {platform.system()}"
     cases = {**results.get(part, {}).get("cases", {}), name: found}
     summary: dict[str, Any] = {"cases": cases}
     if part == "memory":

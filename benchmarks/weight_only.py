@@ -75,7 +75,7 @@ def main(options: Options) -> None:
         return
     results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {"models": {}}
     results |= {
-        "device": f"{detect().cpu_model}, {detect().logical_cores} cores",
+        "device": f"{detect().processor}, {detect().logical_cores} cores",
         "tensorflow": tf.__version__,
         "keras": keras.__version__,
     }

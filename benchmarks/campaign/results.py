@@ -24,7 +24,7 @@ Content = dict[str, Any]
 
 def content_of(rows: Sequence[Row], shares: Mapping[str, float]) -> Content:
     """Returns the outcomes of a run as a file of results holds them."""
-    device = detect().cpu_model
+    device = detect().processor
     kinds = {kind: {"share": shares[kind], "device": device} for kind in dict.fromkeys(row.kind for row in rows)}
     return _counted(kinds, [_published(row) for row in rows])
 

@@ -72,7 +72,12 @@ def test_only_the_same_training_on_the_same_machine_takes_it(monkeypatch):
     ):
         assert with_kept(other) == (other, {})
     machine = kept.detect()
-    for another in ({"cpu_model": "another"}, {"logical_cores": 99}, {"tensorflow_version": "2.99.0"}):
+    for another in (
+        {"cpu_model": "another"},
+        {"cpu_features": ("avx2", "amx_int8")},
+        {"logical_cores": 99},
+        {"tensorflow_version": "2.99.0"},
+    ):
         monkeypatch.setattr(kept, "detect", lambda another=another: dataclasses.replace(machine, **another))
         assert with_kept(RECIPE) == (RECIPE, {})
 

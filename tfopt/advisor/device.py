@@ -68,7 +68,7 @@ def of_card(name: str, card: GpuCard) -> Device:
 def of_processor(hardware: Hardware, peak: CpuPeak) -> Device:
     """Returns the processor of this machine, by its measured peaks."""
     return Device(
-        name=f"{hardware.cpu_model or 'processor'}, {peak.logical_cores} logical cores",
+        name=f"{hardware.processor}, {peak.logical_cores} logical cores",
         flops_per_s={
             dtype: 1e9 * CPU_COMPUTE_SHARE * gflops
             for dtype, gflops in (("float32", peak.float32_gflops), ("bfloat16", peak.bfloat16_gflops))

@@ -29,7 +29,7 @@ from tfopt.report import Record
 from tfopt.report.formatting import memory_size
 from tfopt.report.sheet import Sheet, Shown, pairs
 
-# The instructions that decide which precision is fast on a CPU, by their names in the Linux kernel.
+# The instructions that decide which precision is fast on a CPU, by their names in the Linux kernel, the newest last.
 CPU_FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 
 # The instructions that add products of bytes in 32 bits, and those that each value of oneDNN's limit allows. Any other
@@ -83,9 +83,21 @@ class Hardware(Record, Shown):
     tensorflow_version: str
     unavailable: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def processor(self) -> str:
+        """The name of the processor, with the last of its `CPU_FEATURES`: cloud machines of one name differ in them.
+
+        Example:
+            >>> Hardware(cpu_model="AMD EPYC", logical_cores=2, cpu_features=("avx2", "avx512_vnni"),
+            ...          memory_bytes=8 * 2**30, tensorflow_version="2.21.0").processor
+            'AMD EPYC with AVX512_VNNI'
+        """
+        last = next((each for each in reversed(CPU_FEATURES) if each in self.cpu_features), None)
+        return f"{self.cpu_model or 'CPU'}{f' with {last.upper()}' if last else ''}"
+
     def device(self, on_gpu: bool = False) -> str:
         """Returns the name of what computes: the first GPU, or the processor."""
-        return self.gpus[0].name if on_gpu and self.gpus else self.cpu_model or "CPU"
+        return self.gpus[0].name if on_gpu and self.gpus else self.processor
 
     def _sheet(self) -> Sheet:
         model = self.cpu_model or self._unavailable("cpu_model")

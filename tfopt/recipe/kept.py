@@ -144,7 +144,7 @@ def _training(recipe: Recipe) -> dict[str, Any] | None:
         **{name: settings.get(name) for name in ("task", "model", "data", "distillation")},
         "training": training,
         "files": {name: str(Path(value).absolute()) for name, value in flat(settings["data"]) if _is_path(value)},
-        "processor": machine.cpu_model,
+        "processor": machine.processor,
         "cores": machine.logical_cores,
         "gpus": [gpu.name for gpu in machine.gpus],
         "versions": {"tfopt": version("tfopt"), "tensorflow": machine.tensorflow_version, "keras": keras.__version__},

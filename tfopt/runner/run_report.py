@@ -137,7 +137,7 @@ def environment() -> dict[str, str]:
         "TensorFlow": tf.__version__,
         "Keras": keras.__version__,
         "Python": platform.python_version(),
-        "processor": f"{hardware.cpu_model or 'unknown'}, {hardware.logical_cores} cores",
+        "processor": f"{hardware.processor}, {hardware.logical_cores} cores",
         "GPU": ", ".join(gpu.name for gpu in hardware.gpus) or "none",
     }
 

@@ -110,7 +110,7 @@ def measure_table(
         covered, rest = _covered(editor, fusion, in_float[0])
         fusion_times[fusion.op] = times_of(covered, [*lowered_names(fusion.op), *rest])
     return TimeTable(
-        device=detect().cpu_model or "unknown processor",
+        device=detect().processor,
         batch_sizes=list(feeds),
         fusions=fusion_times,
         sizes=list(SIZES),

@@ -220,7 +220,7 @@ def _of_processor(hardware: Hardware, dtype: str) -> Roofs:
     peak = cpu_peak()
     rate = {"float32": peak.float32_gflops, "bfloat16": peak.bfloat16_gflops}.get(dtype)
     return Roofs(
-        device=f"{hardware.cpu_model or 'processor'}, {hardware.logical_cores} logical cores, measured",
+        device=f"{hardware.processor}, {hardware.logical_cores} logical cores, measured",
         dtype=dtype,
         flops_per_s=None if rate is None else 1e9 * rate,
         bytes_per_s=1e9 * peak.memory_gb_per_s,
