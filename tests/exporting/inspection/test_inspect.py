@@ -162,11 +162,12 @@ def test_loops_count_their_rounds(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("file_format", ["litert", "onnx"])
 @pytest.mark.parametrize("steps", [6, None])
-def test_loops_of_litert_count_their_rounds_or_say_that_they_do_not(steps, tmp_path):
+def test_loops_of_other_formats_count_their_rounds_or_say_that_they_do_not(file_format, steps, tmp_path):
     inputs = keras.Input((steps, 8))
     hidden = layers.Dense(4)(layers.LSTM(6, return_sequences=True)(inputs))
-    export(keras.Model(inputs, layers.GRU(5)(hidden)), tmp_path / "model", ExportConfig(format="litert"))
+    export(keras.Model(inputs, layers.GRU(5)(hidden)), tmp_path / "model", ExportConfig(format=file_format))
     found = inspect(tmp_path / "model")
     if steps is None:
         assert len(found.open_loops) == len(found.to_dict()["open_loops"]) == 2
@@ -174,6 +175,15 @@ def test_loops_of_litert_count_their_rounds_or_say_that_they_do_not(steps, tmp_p
     else:
         assert found.multiply_adds == steps * (8 + 6) * 24 + steps * 6 * 4 + steps * (4 + 5) * 15
         assert not found.open_loops
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file_format", ["saved_model", "litert", "onnx"])
+def test_convolutions_of_all_steps_and_of_each_count(file_format, tmp_path):
+    model = keras.Sequential([keras.Input((6, 8, 8, 2)), layers.ConvLSTM2D(3, 3)])
+    export(model, tmp_path / "model", ExportConfig(format=file_format))
+    found = inspect(tmp_path / "model")
+    assert (found.multiply_adds, found.open_loops) == (6 * 6 * 6 * 9 * (2 + 3) * 12, ())
 
 
 @pytest.mark.parametrize("name", [*FORMATS, *(f"{name}_int8" for name in INT8)])

@@ -122,6 +122,65 @@ def test_a_loop_without_a_limit_counts_one_round(trips, rounds, tmp_path):
     assert ("at least 256 for x [4, 8]; one round counts of loop" in str(found)) == (rounds == 1)
 
 
+def counted(step=("Add", 2), limit=("const", 7.0), compares="next", begins=1, trips=None):
+    """Returns an ONNX loop with a counter, a carried matrix and a sequence of results, and its constants."""
+    int64, boolean = TensorProto.INT64, TensorProto.BOOL
+    compared = {"next": "next", "own": "i"}[compares]
+    nodes = [
+        helper.make_node(step[0], ["i", "step"], ["next"]),
+        helper.make_node("Cast", [compared], ["cast"], to=TensorProto.FLOAT),
+        helper.make_node("Less", ["cast", {"const": "limit", "carried": "n", "changed": "n"}[limit[0]]], ["less"]),
+        helper.make_node("And", ["less", "yes"], ["go"]),
+        helper.make_node("MatMul", ["x", "w"], ["y"]),
+        helper.make_node("Neg" if limit[0] == "changed" else "Identity", ["n"], ["m"]),
+        helper.make_node("Identity", ["y"], ["kept"]),
+    ]
+    carried = [value("i", (), int64), value("x", ("open", 8)), value("n", ())]
+    body = helper.make_graph(
+        nodes, "body", [value("round", (), int64), value("was", (), boolean), *carried],
+        [value("go", (), boolean), value("next", (), int64), value("y", None), value("m", ()), value("kept", None)],
+    )  # fmt: skip
+    constants = [
+        helper.make_tensor("zero", int64, (), [0]), helper.make_tensor("step", int64, (), [step[1]]),
+        helper.make_tensor("limit", TensorProto.FLOAT, (), [limit[1]]), helper.make_tensor("yes", boolean, (), [True]),
+        helper.make_tensor("begins", boolean, (), [begins]), helper.make_tensor("trips", int64, (), [trips or 0]),
+        held("w", (8, 8)), held("w2", (8, 3)),
+    ]  # fmt: skip
+    given = ["trips" if trips else "", "begins", "zero", "a", "limit"]
+    loop = helper.make_node("Loop", given, ["end", "last", "bound", "all"], name="loop", body=body)
+    behind = [helper.make_node("MatMul", [name, "w2"], [f"of_{name}"]) for name in ("last", "all")]
+    return [loop, *behind], constants
+
+
+@pytest.mark.parametrize(
+    ("settings", "rounds"),
+    [
+        ({}, 4),
+        ({"limit": ("const", 7.5)}, 4),
+        ({"limit": ("carried", 6.0)}, 3),
+        ({"limit": ("changed", 6.0)}, None),
+        ({"compares": "own"}, 5),
+        ({"step": ("Add", -1)}, None),
+        ({"step": ("Mul", 2)}, None),
+        ({"begins": 0}, 0),
+        ({"trips": 3}, 3),
+        ({"trips": 9}, 4),
+        ({"limit": ("const", -5.0)}, 1),  # it is compared after the first round
+    ],
+)
+def test_a_loop_of_onnx_counts_the_rounds_of_its_counter_with_what_it_carries(settings, rounds, tmp_path):
+    nodes, constants = counted(**settings)
+    found = inspected(tmp_path, nodes, [value("a", (4, 8))], constants)
+    one, last, sequence = 4 * 8 * 8, 4 * 8 * 3, 4 * 8 * 3
+    if rounds is None:
+        assert found.open_loops == ("loop",)
+        assert [each.name for each in found.uncounted] == ["of_all"]  # a sequence of unknown length
+        assert found.multiply_adds == one + last
+    else:
+        assert (found.open_loops, found.uncounted) == ((), [])
+        assert found.multiply_adds == rounds * (one + sequence) + last
+
+
 def product(x):
     return tf.matmul(x, tf.ones((4, 4)))
 

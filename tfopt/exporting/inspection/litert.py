@@ -177,7 +177,7 @@ class _Graph:
         kind = self.kind(operator)
         reads, writes = (_integers(each) for each in (operator.InputsAsNumpy(), operator.OutputsAsNumpy()))
         self._enter(operator, kind, reads, writes)
-        if kind == "RESHAPE":
+        if kind in PASSED_ON:
             self.sources[writes[0]] = self.sources.get(reads[0], reads[0])
         return Node(
             name=self.name(writes[0]) if writes else kind,
@@ -259,9 +259,8 @@ class _Graph:
             return None if kind == CUSTOM else without_formula(kind)
         try:
             shapes = [self.shape(number) if number >= 0 else () for number in reads]
-            if kind == "FULLY_CONNECTED":
-                shapes[0] = max(shapes[0], self.shape(self.sources.get(reads[0], reads[0])), key=math.prod)
-            return count(shapes, self.shape(writes[0]))
+            source = self.shape(self.sources.get(reads[0], reads[0])) if kind in OF_EXAMPLES else shapes[0]
+            return count(shapes, self.shape(writes[0])) * max(math.prod(source) // math.prod(shapes[0]), 1)
         except (IndexError, ZeroDivisionError):
             return None
 
@@ -271,6 +270,9 @@ def _recurrent(reads: Sequence[Shape], result: Shape) -> int:
     return math.prod(reads[0][:-1]) * sum(math.prod(shape) for shape in reads[1:] if len(shape) == 2 and shape[0] > 1)
 
 
+# What follows a reshape, and keeps its open size, and the products that may take the steps of a sequence as examples.
+PASSED_ON = ("RESHAPE", "QUANTIZE", "DEQUANTIZE")
+OF_EXAMPLES = ("FULLY_CONNECTED", "CONV_2D", "DEPTHWISE_CONV_2D", "CONV_3D")
 COUNTED: dict[str, Callable[[Sequence[Shape], Shape], int]] = {
     "CONV_2D": lambda reads, result: convolution(result, reads[1], reads[1][0]),
     "CONV_3D": lambda reads, result: convolution(result, reads[1], reads[1][-1]),

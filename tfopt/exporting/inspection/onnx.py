@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from tfopt.exporting.inspection.contents import (
     without_formula,
 )
 from tfopt.exporting.inspection.inlined import MOST_NODES
+from tfopt.exporting.inspection.onnx_loops import bodies_of, constants_of, rounds_of, with_carried_shapes
 from tfopt.exporting.manifest import TensorRecord
 from tfopt.exporting.onnx.external import lies_beside, locations
 from tfopt.profiling.cost.flops import einsum_multiply_adds
@@ -35,7 +37,6 @@ Shape = Sequence[int]
 PAIR = ("QuantizeLinear", "DequantizeLinear")
 STORED_TYPES = ("float", "double", "bfloat", "int8", "uint8", "int4", "uint4", "int2", "uint2")
 INTERNAL = ("Constant", "Identity")
-ENDLESS = 2**31 - 1  # a loop of more rounds is one whose condition ends it
 MICROSOFT = "com.microsoft"  # the domain of ONNX Runtime's own operators
 
 
@@ -88,8 +89,7 @@ def _without_functions(model: Any) -> Any:
             if key in bodies and key not in sizes:
                 sizes[key] = size(bodies[key], (*around, key))
             total += sizes.get(key, 1)
-            inner = (body for each in node.attribute for body in ([each.g] if each.HasField("g") else each.graphs))
-            total += sum(size(body.node, around) for body in inner)
+            total += sum(size(body.node, around) for body in bodies_of(node))
         return total
 
     if size(model.graph.node, ()) > MOST_NODES:
@@ -125,7 +125,7 @@ def _inferred(model: Any, sizes: Mapping[str, Shape]) -> tuple[Any, str]:
         value.type.tensor_type.ClearField("shape")
     del light.graph.value_info[:]
     try:
-        return onnx.shape_inference.infer_shapes(light, data_prop=True), ""
+        return with_carried_shapes(light, partial(onnx.shape_inference.infer_shapes, data_prop=True)), ""
     except (onnx.shape_inference.InferenceError, ValueError, RuntimeError) as error:
         return model, f"shapes are unknown: {str(error).splitlines()[0]}"
 
@@ -133,7 +133,14 @@ def _inferred(model: Any, sizes: Mapping[str, Shape]) -> tuple[Any, str]:
 class _Graph:
     """One graph with its weights, and with the shapes and types of its tensors and of those around it."""
 
-    def __init__(self, graph: Any, shapes: dict[str, Shape], types: dict[str, str], executions: int = 1) -> None:
+    def __init__(
+        self,
+        graph: Any,
+        shapes: Mapping[str, Shape],
+        types: Mapping[str, str],
+        executions: int = 1,
+        constants: Mapping[str, Any] | None = None,
+    ) -> None:
         self.graph, self.executions = graph, executions
         self.shapes, self.types = dict(shapes), dict(types)
         self.dequantized: dict[str, str] = {}
@@ -147,10 +154,8 @@ class _Graph:
         names = [text for node in graph.node for text in (node.name, node.op_type, *node.input, *node.output)]
         if not all(isinstance(text, str) for text in names):
             raise ValueError("a name in it is not text")
-        self.constants = {each.name: each for each in graph.initializer}
-        for node in graph.node:
-            if node.op_type == "Constant":
-                self.constants.update((node.output[0], each.t) for each in node.attribute if each.name == "value")
+        self.constants = constants_of(graph)
+        self.known = {**(constants or {}), **self.constants}
         for name, tensor in self.constants.items():
             self.shapes[name], self.types[name] = tuple(tensor.dims), _dtype(tensor.data_type)
         self.weights = {each.name: each for each in self._weights()}
@@ -185,7 +190,7 @@ class _Graph:
             if node.output[0] in self.constants:
                 continue
             operator = storage.operator(self._node(node))
-            bodies = [body for each in node.attribute for body in ([each.g] if each.HasField("g") else each.graphs)]
+            bodies = bodies_of(node)
             for body in bodies:
                 self._enter(node, body, storage)
             if node.op_type not in INTERNAL:
@@ -194,7 +199,7 @@ class _Graph:
 
     def _enter(self, node: Any, body: Any, storage: Storage) -> None:
         """Reads the body of a loop or a branch, which also sees the tensors around it."""
-        inner = _Graph(body, self.shapes, self.types, self.executions * self._rounds(node))
+        inner = _Graph(body, self.shapes, self.types, self.executions * self._rounds(node), self.known)
         given = zip([each.name for each in body.input], node.input, strict=False)
         held = {name: weights for name, tensor in given if (weights := storage.of(tensor))}
         self.inner += inner.operators(storage.known | held)
@@ -225,10 +230,8 @@ class _Graph:
         """Returns the rounds of a loop; 1 for any other node."""
         if node.op_type not in ("Loop", "Scan"):
             return 1
-        if node.op_type == "Loop" and node.input[0] in self.constants:
-            rounds = int(numpy_helper.to_array(self.constants[node.input[0]]).reshape(-1)[0])
-            if 0 <= rounds < ENDLESS:
-                return rounds
+        if node.op_type == "Loop" and (rounds := rounds_of(node, self.graph, self.known)) is not None:
+            return rounds
         scanned = next((each.i for each in node.attribute if each.name == "num_scan_inputs"), 0)
         if scanned and node.input[-1] in self.shapes:
             return int(self.shapes[node.input[-1]][0])
