@@ -181,6 +181,23 @@ def test_a_loop_of_onnx_counts_the_rounds_of_its_counter_with_what_it_carries(se
         assert found.multiply_adds == rounds * (one + sequence) + last
 
 
+def test_products_of_what_grows_in_a_loop_of_onnx_are_unknown(tmp_path):
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["y"]), helper.make_node("Concat", ["y", "x"], ["longer"], axis=0),
+        helper.make_node("MatMul", ["fixed", "w"], ["kept"]), helper.make_node("Identity", ["was"], ["go"]),
+    ]  # fmt: skip
+    sizes = [value("x", ("open", 8)), value("fixed", ("open", 8))]
+    body = helper.make_graph(
+        nodes, "body", [value("round", (), TensorProto.INT64), value("was", (), TensorProto.BOOL), *sizes],
+        [value("go", (), TensorProto.BOOL), value("longer", None), value("kept", None)],
+    )  # fmt: skip
+    loop = helper.make_node("Loop", ["trips", "", "a", "a"], ["all", "last"], name="loop", body=body)
+    trips = helper.make_tensor("trips", TensorProto.INT64, (), [3])
+    found = inspected(tmp_path, [loop], [value("a", (4, 8))], [trips, held("w", (8, 8))])
+    assert [each.name for each in found.uncounted] == ["y"]
+    assert found.multiply_adds == 3 * 4 * 8 * 8
+
+
 def product(x):
     return tf.matmul(x, tf.ones((4, 4)))
 

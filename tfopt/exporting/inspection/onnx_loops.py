@@ -57,14 +57,36 @@ def rounds_of(node: Any, graph: Any, constants: Constants) -> int | None:
 
 
 def with_carried_shapes(model: Any, infer: Callable[[Any], Any]) -> Any:
-    """Returns a model with inferred shapes, also of what its loops carry."""
-    model, done = infer(model), set[str]()
-    while (found := _carry(model.graph, {}, {})) - done:
-        model, done = infer(model), done | found
-    return model
+    """Returns a model with inferred shapes, also of what its loops carry, unless a round changes them."""
+    changing: set[str] = set()
+    while True:
+        found, done = infer(model), set[str]()
+        while (new := _carry(found.graph, {}, {}, changing)) - done:
+            found, done = infer(found), done | new
+        changed = _changed(found.graph) - changing
+        if not changed:
+            return found
+        changing |= changed
 
 
-def _carry(graph: Any, around: Mapping[str, Shape], constants_around: Constants) -> set[str]:
+def _changed(graph: Any) -> set[str]:
+    """Returns the inputs of the bodies of loops whose shapes are others after a round."""
+    found = set()
+    for node in graph.node:
+        for body in bodies_of(node):
+            found |= _changed(body)
+            if node.op_type == "Loop":
+                carried = [(each.name, _shape(each)) for each in body.input[2:]]
+                after = [_shape(each) for each in body.output[1:]]
+                found |= {
+                    name
+                    for (name, before), shape in zip(carried, after, strict=False)
+                    if None not in (before, shape) and before != shape
+                }
+    return found
+
+
+def _carry(graph: Any, around: Mapping[str, Shape], constants_around: Constants, changing: set[str]) -> set[str]:
     """Sets shapes that a graph's loops begin and end with. Returns the tensors whose shapes were not known before."""
     constants = {**constants_around, **constants_of(graph)}
     values = {each.name: each for each in (*graph.value_info, *graph.output, *graph.input)}
@@ -75,9 +97,9 @@ def _carry(graph: Any, around: Mapping[str, Shape], constants_around: Constants)
         for body in bodies_of(node):
             if node.op_type == "Loop":
                 for value, given in zip(body.input[2:], node.input[2:], strict=False):
-                    if given in shapes and _shape(value) is None:
+                    if given in shapes and _shape(value) is None and value.name not in changing:
                         changed |= _set(value, shapes[given])
-            changed |= _carry(body, shapes, constants)
+            changed |= _carry(body, shapes, constants, changing)
         if node.op_type != "Loop":
             continue
         (body,) = bodies_of(node)
@@ -111,9 +133,9 @@ def _shape(value: Any) -> Shape | None:
 
 
 def _set(value: Any, shape: Shape) -> set[str]:
-    """Sets the shape of a tensor, unless it is known to have another rank. Returns its name if it was set."""
+    """Sets the shape of a tensor of a known type, unless it has another rank. Returns its name if it was set."""
     tensor = value.type.tensor_type
-    if tensor.HasField("shape") and len(tensor.shape.dim) != len(shape):
+    if not tensor.elem_type or (tensor.HasField("shape") and len(tensor.shape.dim) != len(shape)):
         return set()
     value.type.CopyFrom(helper.make_tensor_type_proto(tensor.elem_type, shape))
     return {value.name}
