@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper, shape_inference
 
 from tfopt.exporting.inspection.contents import rounds_between
 
@@ -61,8 +61,11 @@ def with_carried_shapes(model: Any, infer: Callable[[Any], Any]) -> Any:
     changing: set[str] = set()
     while True:
         found, done = infer(model), set[str]()
-        while (new := _carry(found.graph, {}, {}, changing)) - done:
-            found, done = infer(found), done | new
+        try:
+            while (new := _carry(found.graph, {}, {}, changing)) - done:
+                found, done = infer(found), done | new
+        except shape_inference.InferenceError:  # what is set here contradicts something in the file
+            return infer(model)
         changed = _changed(found.graph) - changing
         if not changed:
             return found
