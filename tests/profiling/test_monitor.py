@@ -64,11 +64,11 @@ model.fit(x, y, verbose=0)
 found["held"] = [held()]
 monitor = GpuMonitor(interval_s=0.05)
 
-class Energy(keras.callbacks.Callback):
+class Energy(keras.callbacks.Callback):  # after the monitor, or a sample may have it before the epoch begins
     def on_epoch_begin(self, epoch, logs=None):
         tell(100 + 50 * (epoch + 1))
 
-logs = model.fit(x, y, epochs=3, verbose=0, callbacks=[Energy(), Wait(), monitor]).history
+logs = model.fit(x, y, epochs=3, verbose=0, callbacks=[monitor, Energy(), Wait()]).history
 found |= {"utilization": monitor.utilization.to_dict(), "summary": monitor.summary(), "text": str(monitor)}
 found["history"] = logs
 found["held"].append(held())
