@@ -198,6 +198,17 @@ def test_products_of_what_grows_in_a_loop_of_onnx_are_unknown(tmp_path):
     assert found.multiply_adds == 3 * 4 * 8 * 8
 
 
+def test_a_condition_that_is_a_circle_or_a_thousand_paths_ends(tmp_path):
+    nodes, constants = counted()
+    body = nodes[0].attribute[0].g
+    ands = [helper.make_node("And", [f"and{place}"] * 2, [f"and{place + 1}"]) for place in range(60)]
+    circle = [helper.make_node("Identity", ["and60"], ["and0"]), helper.make_node("Identity", ["self"], ["self"])]
+    body.node.extend([*ands, *circle, helper.make_node("And", ["and60", "self"], ["circle"])])
+    body.output[0].name = "circle"
+    loop, *_ = nodes
+    assert inspected(tmp_path, [loop], [value("a", (4, 8))], constants).open_loops == ("loop",)
+
+
 def product(x):
     return tf.matmul(x, tf.ones((4, 4)))
 

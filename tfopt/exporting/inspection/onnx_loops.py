@@ -162,15 +162,18 @@ def _compared(tensor: str, graph: Any, constants: Constants) -> bool | None:
     return None if one is None or other is None else one < other
 
 
-def _terms(tensor: str, graph: Any) -> Iterator[str]:
-    """Yields the tensors that must all be true for a condition to be."""
-    tensor = _origin(graph, tensor)
-    node = _producer(graph, tensor)
-    if node is None or node.op_type != "And":
-        yield tensor
-    else:
-        for each in node.input:
-            yield from _terms(each, graph)
+def _terms(tensor: str, graph: Any) -> set[str]:
+    """Returns the tensors that must all be true for a condition to be."""
+    found, seen, waiting = set(), set(), [tensor]
+    while waiting:
+        origin = _origin(graph, waiting.pop())
+        node = _producer(graph, origin)
+        if node is None or node.op_type != "And":
+            found.add(origin)
+        elif origin not in seen:
+            seen.add(origin)
+            waiting += node.input
+    return found
 
 
 def _to_limit(tensor: str, node: Any, body: Any, constants: Constants, known: Constants) -> int | None:
@@ -226,8 +229,10 @@ def _producer(graph: Any, tensor: str) -> Any:
 
 def _origin(graph: Any, tensor: str) -> str:
     """Returns the tensor that has this one's value, before it was passed on or cast."""
+    seen = set()  # a damaged graph may hold a circle
     node = _producer(graph, tensor)
-    while node is not None and node.op_type in SAME_VALUE:
+    while node is not None and node.op_type in SAME_VALUE and tensor not in seen:
+        seen.add(tensor)
         tensor = node.input[0]
         node = _producer(graph, tensor)
     return tensor
