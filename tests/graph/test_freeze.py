@@ -2,6 +2,7 @@
 
 import gc
 import zipfile
+from functools import partial
 
 import keras
 import numpy as np
@@ -362,6 +363,11 @@ def two_arguments():
     return model
 
 
+def gated(length):
+    """A model that runs on no input: a gated linear unit halves the channels, which Keras does not know."""
+    return stack((length, 5), layers.Dense(6, activation="glu"), layers.Dense(4))
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
@@ -370,6 +376,9 @@ def two_arguments():
         (lambda: stack((3,), Counter()), "must not depend on a variable"),
         (lambda: keras.Sequential([keras.Input(batch_shape=(2, 5, 3)), layers.LSTM(4, stateful=True)]), "Stateful"),
         (two_arguments, "first argument alone"),
+        (partial(gated, 20), r"run on inputs of its shapes.*Exception encountered.* incompatible with the layer"),
+        (partial(gated, None), r"run on inputs of its shapes.*Exception encountered.* incompatible with the layer"),
+        (lambda: stack((None, None, 3), layers.UpSampling2D(interpolation="bilinear")), "open sizes.*whole sizes"),
     ],
 )
 def test_models_that_cannot_be_frozen(build, message):
@@ -398,6 +407,9 @@ def test_files_that_hold_no_model(tmp_path):
     (tmp_path / "bad.keras").write_bytes(b"junk")
     with pytest.raises(ArtifactError, match=r"readable .keras file. Received: .*it is not a whole zip archive"):
         freeze(tmp_path / "bad.keras")
+    (tmp_path / "model.h5").write_bytes(b"junk")
+    with pytest.raises(ArtifactError, match=r"a \.keras file or the directory.*model\.h5, another file\. Load it with"):
+        freeze(tmp_path / "model.h5")
     with zipfile.ZipFile(tmp_path / "other.keras", "w") as file:
         file.writestr("a", "b")
     with pytest.raises(ArtifactError, match=r"readable .keras file"):

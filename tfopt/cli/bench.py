@@ -105,6 +105,11 @@ def share_in(text: str) -> float:
         raise ConfigError(
             f"gate must be a share of the baseline's score. Received: gate={text!r}. Write for example 99%."
         ) from error
+    if number > 1 and not text.endswith("%"):
+        raise ConfigError(
+            f"gate must be a share of the baseline's score. Received: gate={text!r}. Write {text}%, or a number up to "
+            "1."
+        )
     return round(number / 100, 9) if text.endswith("%") else number
 
 

@@ -205,6 +205,10 @@ def export_formats(
     """
     config = ExportConfig() if config is None else config
     check_type("config", config, ExportConfig)
+    if isinstance(formats, str):
+        raise ConfigError(f"formats must be a list of formats. Received: formats={formats!r}. Pass [{formats!r}].")
+    for name in formats:
+        check_value("format", name, Format)
     configs = {name: config.of_format(name) for name in check_value("formats", tuple(formats), Formats)}
     for name in configs:
         FORMATS[name].import_packages()

@@ -62,6 +62,8 @@ class FileFormat:
         runtime: The file in verification/ that runs it.
         saturates: Whether its int8 kernels saturate on x86-64 without VNNI or AMX. XNNPACK widens bytes before it
             multiplies them, and adds in 32 bits.
+        compiles: Whether its runtime compiles a model for the sizes of its inputs, so that the file as it is, with open
+            sizes, is another program.
     """
 
     name: str
@@ -75,6 +77,7 @@ class FileFormat:
     writer: str
     runtime: str
     saturates: bool = True
+    compiles: bool = False
 
     def check_packages(self) -> None:
         """Raises ConfigError if a package is missing.
@@ -164,6 +167,7 @@ FORMATS: dict[str, FileFormat] = {
             needs="OpenVINO",
             writer="tfopt.exporting.openvino",
             runtime="openvino_only.py",
+            compiles=True,
         ),
         FileFormat(
             name="litert",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from typing import Any
 
 from tfopt.errors import UnsupportedModelError
 from tfopt.exporting.config import DEFAULT_SIGNATURE, ExportConfig
@@ -14,6 +15,9 @@ from tfopt.exporting.onnx.write import onnx_model
 
 with without_telemetry():
     import openvino
+    from openvino import opset13
+
+ALMOST_ZERO = 1e-30
 
 
 def write(lowered: Lowered, directory: Path, config: ExportConfig) -> None:
@@ -33,7 +37,34 @@ def write(lowered: Lowered, directory: Path, config: ExportConfig) -> None:
             f"Every op of a model for OpenVINO must have an equivalent there. Received: {graph.name!r} "
             f"({' '.join(str(error).split())}). Write format='saved_model', or replace the layer that uses it."
         ) from error
+    for node in read.get_ops():
+        if node.get_type_name() == "TopK":
+            node.set_attribute("stable", True)  # as ONNX has it: of equal values the first comes first
+        elif node.get_input_size() and _pads_zeros(before := node.input_value(0).get_node()):
+            _keep_apart(before, node)
     try:  # the precision of the weights is already that of the config
         openvino.save_model(read, directory / FORMATS["openvino"].file, compress_to_fp16=False)
     except RuntimeError as error:  # as of every file that OpenVINO cannot write; it does not tell why
         raise OSError(errno.ENOSPC, f"OpenVINO could not write its files: {error}") from error
+
+
+def _pads_zeros(node: Any) -> bool:
+    is_constant = node.get_type_name() == "Pad" and node.get_attributes()["pad_mode"] == "constant"
+    value = node.input_value(3).get_node() if is_constant and node.get_input_size() > 3 else None
+    return value is not None and value.get_type_name() == "Constant" and not value.data.any()
+
+
+def _keep_apart(pad: Any, reader: Any) -> None:
+    """Keeps OpenVINO from joining a Pad with a layer behind it that it joins wrongly (measured with OpenVINO 2026.4).
+
+    With open sizes it forgets the padding of that layer. An average of int8 values then begins with bytes of 0 that are
+    no zeros. It joins a Pad of zeros whose amounts are constants, so an average gets almost zeros, and a convolution
+    amounts that only the sizes of a call tell: only zeros reach its int8 kernel.
+    """
+    if reader.get_type_name() == "AvgPool":
+        almost = opset13.constant(ALMOST_ZERO, pad.get_output_element_type(0))
+        pad.input(3).replace_source_output(almost.output(0))
+    elif reader.get_attributes().get("auto_pad", "").startswith("same"):
+        sizes = opset13.shape_of(pad.input_value(0))
+        amounts = opset13.add(pad.input_value(1), opset13.subtract(sizes, sizes))
+        pad.input(1).replace_source_output(amounts.output(0))

@@ -52,6 +52,12 @@ class FrozenGraph:
         """Names of the nodes whose values leave the graph."""
         return frozenset(tensor.split(":")[0] for tensor, _ in self.outputs.values())
 
+    @property
+    def has_doubles(self) -> bool:
+        """Whether it has tensors of float64, for which other runtimes have few kernels."""
+        types = {value.type for node in self.graph_def.node for value in node.attr.values()}
+        return tf.float64.as_datatype_enum in types
+
     def edited(self, editor: GraphEditor, moved: Mapping[str, str] = MappingProxyType({})) -> FrozenGraph:
         """Returns the edited graph: the nodes that the outputs need, and all placeholders.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from tfopt.graph.checked_sizes import drop_size_checks
 from tfopt.graph.convolutions import add_bias_of_groups_apart
 from tfopt.graph.edit import AttrValue, GraphEditor, producer
 from tfopt.graph.fold import fold_constants
-from tfopt.graph.frozen import FrozenGraph, free_graphs, reason_of, signature_name
+from tfopt.graph.frozen import FrozenGraph, free_graphs, signature_name
 from tfopt.graph.islands import islands, open_islands
 from tfopt.graph.keras_file import first_line, load_keras
 from tfopt.graph.loops import free_control_flow
@@ -34,6 +35,8 @@ from tfopt.terminal import without_colors
 HALF = (tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum)
 FLOAT = tf.float32.as_datatype_enum
 WIDENED = "_float32"
+WHOLE = 64  # places on an axis, in place of an open size
+POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 TABLE_OPS = frozenset({"HashTable", "HashTableV2", "MutableHashTable", "MutableHashTableV2"})
 
 
@@ -186,13 +189,7 @@ def _keras_function(model: keras.Model) -> Any:
     try:
         return tf.function(serve, autograph=False).get_concrete_function(*named)
     except (ValueError, TypeError) as error:
-        if any(None in spec.shape.as_list()[1:] for spec in named if spec.shape.rank):
-            raise _not_with_open_sizes(model, named, error) from error
-        raise UnsupportedModelError(
-            f"model must run on its first argument alone. Received: {model.name!r} ({type(model).__name__}), which "
-            f"fails on {[(spec.name, spec.shape, spec.dtype.name) for spec in named]} ({reason_of(str(error))}). "
-            "Let its call() take several inputs as one list or dict."
-        ) from error
+        raise _not_traced(model, serve, named, error) from error
 
 
 def _warn_of_training(model: keras.Model) -> None:
@@ -205,17 +202,46 @@ def _warn_of_training(model: keras.Model) -> None:
         )
 
 
-def _not_with_open_sizes(
-    model: keras.Model, inputs: Sequence[tf.TensorSpec], error: Exception
+def _not_traced(
+    model: keras.Model, serve: Callable[..., Any], inputs: Sequence[tf.TensorSpec], error: Exception
 ) -> UnsupportedModelError:
-    """Returns the error for a model whose Python code needs a size that is open, as UpSampling2D(bilinear) does."""
+    """Returns the error for a model that cannot be called with its inputs."""
     lines = [line.strip() for line in without_colors(str(error)).splitlines() if line.strip()]
-    shapes = {spec.name: spec.shape.as_list() for spec in inputs}
+    received = f"{model.name!r} ({' '.join(lines[:2])[:300]})"
+    shapes = {spec.name: spec.shape.as_list() if spec.shape.rank else [] for spec in inputs}
+    if any(None in sizes[1:] for sizes in shapes.values()) and _runs_with_whole_sizes(serve, inputs):
+        return UnsupportedModelError(
+            f"Each layer must compute with the open sizes of the model's inputs, {shapes}. Received: {received}. Give "
+            "keras.Input whole sizes in place of None, and copy the weights with set_weights; or use a layer that "
+            "takes open sizes, such as UpSampling2D with interpolation='nearest'."
+        )
+    if _takes_several_arguments(model):
+        return UnsupportedModelError(
+            f"model must run on its first argument alone. Received: {received}. Let its call() take several inputs as "
+            "one list or dict."
+        )
     return UnsupportedModelError(
-        f"Each layer must compute with the open sizes of the model's inputs, {shapes}. Received: {model.name!r} "
-        f"({' '.join(lines[:2])[:200]}). Give keras.Input whole sizes in place of None, and copy the weights with "
-        "set_weights; or use a layer that takes open sizes, such as UpSampling2D with interpolation='nearest'."
+        f"model must run on inputs of its shapes, {shapes}. Received: {received}. Call it on a batch of data to see "
+        "which layer fails."
     )
+
+
+def _takes_several_arguments(model: keras.Model) -> bool:
+    """Returns whether call() has further arguments behind the inputs."""
+    parameters = inspect.signature(model.call).parameters.values()
+    return len([each for each in parameters if each.kind in POSITIONAL and each.name not in ("training", "mask")]) > 1
+
+
+def _runs_with_whole_sizes(serve: Callable[..., Any], inputs: Sequence[tf.TensorSpec]) -> bool:
+    """Returns whether a function takes inputs whose open sizes are whole, such as UpSampling2D(bilinear) needs."""
+    whole = [[size or WHOLE for size in spec.shape.as_list()] if spec.shape.rank else spec.shape for spec in inputs]
+    try:
+        tf.function(serve, autograph=False).get_concrete_function(
+            *(tf.TensorSpec(shape, spec.dtype, name=spec.name) for shape, spec in zip(whole, inputs, strict=True))
+        )
+    except (ValueError, TypeError):
+        return False
+    return True
 
 
 def _name_inputs(specs: Any) -> list[tuple[str, Any]]:
@@ -227,6 +253,11 @@ def _name_inputs(specs: Any) -> list[tuple[str, Any]]:
 
 def saved_model_function(directory: Path, signature: str, trusted: bool) -> Any:
     """Returns the concrete function of a signature of a SavedModel. It is refused if it would touch files or Python."""
+    if directory.is_file():
+        raise ArtifactError(
+            f"source must be a .keras file or the directory of a SavedModel. Received: {directory}, another file. Load "
+            "it with keras.models.load_model, and pass the model."
+        )
     check_stored("A file of a SavedModel", directory / "saved_model.pb")
     if not (directory / "saved_model.pb").is_file():
         raise ArtifactError(

@@ -295,6 +295,13 @@ def test_a_package_that_cannot_be_imported_is_told_before_the_work(tmp_path, mon
     assert not list(tmp_path.iterdir())
 
 
+def test_float64_is_told_as_the_reason(tmp_path):
+    model = keras.Sequential([keras.Input((8, 8, 3), dtype="float64"), layers.Conv2D(2, 3, dtype="float64")])
+    with pytest.raises(UnsupportedModelError, match=r"ONNX file must run.*NOT_IMPLEMENTED.*Export a float32 model"):
+        export(model, tmp_path / "a", ExportConfig(format="onnx"))
+    assert not (tmp_path / "a").exists()
+
+
 def test_a_model_with_trained_ranges_is_int8_alone(tmp_path):
     model, shape = one_axis()
     trained = quantize(model, QuantizationConfig(training=True), calibration_data=examples(shape))

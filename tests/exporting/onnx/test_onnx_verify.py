@@ -139,8 +139,13 @@ def test_settings_of_one_format_are_left_out_for_the_others_and_a_precision_of_o
     assert list(found) == ["saved_model", "onnx"]
     with pytest.raises(ConfigError, match=r"precision must be one of float32, .* with format='onnx'"):
         export_formats(model, tmp_path / "b", ("saved_model", "onnx"), ExportConfig(precision="bfloat16"))
-    with pytest.raises(ConfigError, match="formats"):
-        export_formats(model, tmp_path / "b", ("saved_model", "torch"))
+    for formats, told in {
+        ("saved_model", "torch"): "Unknown format 'torch'. Expected one of",
+        "onnx": r"formats must be a list of formats. Received: formats='onnx'. Pass \['onnx'\]",
+        (): "formats must be",
+    }.items():
+        with pytest.raises(ConfigError, match=told):
+            export_formats(model, tmp_path / "b", formats)
     assert not (tmp_path / "b").exists()
 
 

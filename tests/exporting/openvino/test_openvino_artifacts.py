@@ -8,6 +8,7 @@ import numpy as np
 import openvino
 import pytest
 from keras import layers, ops
+from openvino import opset13
 
 from tests.exporting.networks import attention, examples, images, one_axis, sequences, upwards
 from tfopt.cli import main
@@ -65,6 +66,57 @@ def test_each_int8_node_runs_an_int8_kernel_and_computes_the_annotated_graph(mak
     for name, value in outputs.items():
         scale = np.sqrt(np.mean(np.square(reference[name])))
         assert np.sqrt(np.mean(np.square(value - reference[name]))) <= 0.02 * scale
+
+
+def padded():
+    """A padding before a layer that pads, and one behind a transposed convolution, with an open length."""
+    inputs = keras.Input((None, 5), name="wave")
+    x = layers.Conv1DTranspose(6, 3, strides=2, padding="same")(layers.Conv1D(8, 5, padding="same")(inputs))
+    x = layers.ZeroPadding1D(3)(layers.SeparableConv1D(6, 3, padding="same")(x))
+    x = layers.Conv1D(4, 3, strides=2, padding="same")(x)
+    return keras.Model(inputs, layers.AveragePooling1D(3, padding="same")(layers.ZeroPadding1D(1)(x)))
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_paddings_before_layers_that_pad_keep_their_places_with_open_lengths(precision, tmp_path):
+    """OpenVINO joined the two, and forgot one with open sizes. In int8 it changed the zero points of other nodes."""
+    keras.utils.set_random_seed(1)
+    model, x = padded(), np.random.default_rng(0).normal(size=(32, 20, 5)).astype("float32")
+    export(model, tmp_path / "a", ExportConfig(format="openvino", precision=precision), calibration_data=x)
+    with RuntimeProcess(tmp_path / "a") as process:
+        for length in (16, 17, 20):
+            expected = np.asarray(model(x[:2, :length]))
+            for open_sizes in (False, True):
+                found = process.predict({"wave": x[:2, :length]}, open_sizes=open_sizes)["output_0"]
+                assert found.shape == expected.shape
+                limit = {"float32": 1e-5, "int8": 0.1}[precision]
+                assert np.linalg.norm(found - expected) < limit * np.linalg.norm(expected)
+
+
+def test_open_sizes_run_the_file_as_it_is(tmp_path):
+    """The same file in both ways, which differ where OpenVINO joins a padding and a pooling."""
+    x = opset13.parameter([-1, 6, -1], np.float32, name="x")
+    one = np.array([0, 0, 1], np.int64)
+    pooled = opset13.avg_pool(
+        opset13.pad(x, one, one, "constant", np.float32(0)), [3], [0], [0], [3], True, "floor", "same_upper"
+    )
+    export(padded(), tmp_path / "a", ExportConfig(format="openvino"))
+    openvino.save_model(openvino.Model([pooled], [x], "pooled"), tmp_path / "a" / "model.xml")
+    values = np.ones((2, 6, 20), np.float32)
+    with RuntimeProcess(tmp_path / "a") as process:
+        (known,), (opened,) = (process.predict({"x": values}, open_sizes=way).values() for way in (False, True))
+    own = openvino.Core().compile_model(tmp_path / "a" / "model.xml", "CPU")({"x": values})
+    assert known.shape == (2, 6, 8)
+    np.testing.assert_array_equal(opened, own[0])
+
+
+def test_equal_values_are_sorted_as_in_keras(tmp_path):
+    inputs = keras.Input((12, 8), name="x")
+    model = keras.Model(inputs, [ops.argsort(layers.ReLU()(inputs), axis=1), ops.top_k(inputs, 3)[1]])
+    export(model, tmp_path / "a", ExportConfig(format="openvino"))
+    x = np.random.default_rng(0).integers(-2, 3, (5, 12, 8)).astype("float32")
+    for name, value in run(tmp_path / "a", {"x": x})[0].items():
+        np.testing.assert_array_equal(value, model(x)[int(name.removeprefix("output_"))])
 
 
 @pytest.mark.slow

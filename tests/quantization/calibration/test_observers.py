@@ -34,6 +34,13 @@ def test_values_that_fill_their_range_keep_all_of_it(name, signed):
 
 
 @pytest.mark.parametrize("name", OBSERVERS)
+@pytest.mark.parametrize("size", [1e-29, 1e-31, 1e-38, 1e-44])
+def test_values_whose_products_float32_cannot_hold_count_as_zeros(name, size):
+    span = observe(name, RNG.uniform(0, size, (2, 500)))
+    assert span.limit == (pytest.approx(size, rel=0.05) if size > 1e-30 else 1.0)
+
+
+@pytest.mark.parametrize("name", OBSERVERS)
 @pytest.mark.parametrize("ends", [(-4.0, 1.0), (-0.1, 4.0)])
 def test_a_side_reaches_no_further_than_its_values(name, ends):
     values = RNG.uniform(*ends, size=(20, 500))

@@ -71,10 +71,11 @@ def convert(graph: FrozenGraph, source: FrozenGraph, directory: Path) -> Any:
             with _quiet():
                 model = schema.ModelT.InitFromPackedBuf(bytes(converter.convert()), 0)
         except converter_error() as error:
+            doubles = "; it has float64 tensors, which most of them do not take: export a float32 model"
             raise UnsupportedModelError(
                 f"Every op of a model in LiteRT must be one of its builtin operators. Received: {graph.name!r} "
-                f"({_reason(error)}{_of_types(prepared)}). Write format='saved_model', or replace the layer that uses "
-                "it."
+                f"({_reason(error)}{doubles if prepared.has_doubles else ''}). Write format='saved_model', or "
+                "replace the layer that uses it."
             ) from error
     release(model, prepared.graph_def)
     return model
@@ -196,13 +197,6 @@ def _quiet() -> Iterator[None]:
                 notices.seek(0)
                 with contextlib.suppress(OSError):  # nobody reads it
                     os.write(2, notices.read())
-
-
-def _of_types(graph: FrozenGraph) -> str:
-    """Returns the reason that a model has float64 tensors, if it has."""
-    types = {value.type for node in graph.graph_def.node for value in node.attr.values()}
-    has_double = tf.float64.as_datatype_enum in types
-    return "; it has float64 tensors, which most of them do not take: export a float32 model" if has_double else ""
 
 
 def _reason(error: Any) -> str:

@@ -101,6 +101,24 @@ def close_pairs(model: onnx.ModelProto) -> None:
     model.graph.node.extend(kept)
 
 
+def own_zero_points(model: onnx.ModelProto) -> None:
+    """Gives each quantize and dequantize a zero point of its own.
+
+    OpenVINO takes a dequantize over a Pad by padding its zero point, and so changes that of each node that shares it.
+    """
+    held = {each.name: each for each in model.graph.initializer}
+    taken = set()
+    for node in model.graph.node:
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
+            shared = node.input[2]
+            if shared in taken:
+                node.input[2] = f"{node.output[0]}/zero_point"
+                own = model.graph.initializer.add()
+                own.CopyFrom(held[shared])
+                own.name = node.input[2]
+            taken.add(shared)
+
+
 def _join_biases(model: onnx.ModelProto, known: Mapping[Key, np.ndarray]) -> None:
     """Makes one Gemm of a product of two matrices and its bias, which are two ops in the converted graph.
 

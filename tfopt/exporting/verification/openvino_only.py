@@ -31,6 +31,7 @@ class Runtime:
 
     blocked = BLOCKED
     callers = 1  # at the same time
+    open_sizes = False  # whether calls run the model as it was read, and not compiled for their sizes
 
     def load(self, path: str, threads: int | None = None) -> dict[str, Any]:
         core, self.threads = openvino.Core(), threads
@@ -91,17 +92,19 @@ class Runtime:
         return self.core.compile_model(model, "CPU", settings)
 
     def request(self, shapes: dict[str, tuple[int, ...]]) -> Any:
-        """Returns this thread's request for inputs of these shapes, for which the model is compiled once.
+        """Returns this thread's request for inputs of these shapes, for each of which the model is compiled once.
 
         OpenVINO computes with known sizes much faster than with open ones.
         """
         requests = self.own.__dict__
-        key = f"{self.callers if self.threads else 1} {shapes}"  # OpenVINO chooses the streams without a number
+        sizes = "open" if self.open_sizes else shapes
+        key = f"{self.callers if self.threads else 1} {sizes}"  # OpenVINO chooses the streams without a number
         if key not in requests:
             with self.lock:
                 if key not in self.compiled:
                     model = self.model.clone()
-                    model.reshape(shapes)
+                    if not self.open_sizes:
+                        model.reshape(shapes)
                     self.compiled[key] = self.compile(model)
             requests[key] = self.compiled[key].create_infer_request()
         return requests[key]

@@ -162,10 +162,16 @@ class RuntimeProcess:
         """
         return dict(self._ask(do="cold_start"))
 
-    def predict(self, inputs: Mapping[str, np.ndarray], batch_size: int = 32) -> dict[str, np.ndarray]:
-        """Returns the outputs by name for all examples, in calls of `batch_size` or of the model's fixed size."""
+    def predict(
+        self, inputs: Mapping[str, np.ndarray], batch_size: int = 32, *, open_sizes: bool = False
+    ) -> dict[str, np.ndarray]:
+        """Returns the outputs by name for all examples, in calls of `batch_size` or of the model's fixed size.
+
+        A runtime that compiles does so for the sizes of these calls, or for `open_sizes` if the file has such.
+        """
         target = self._directory / "outputs.npz"
-        self._ask(do="predict", inputs=self._store(inputs), outputs=str(target), batch_size=batch_size)
+        files = {"inputs": self._store(inputs), "outputs": str(target)}
+        self._ask(do="predict", **files, batch_size=batch_size, open_sizes=open_sizes)
         with np.load(target) as arrays:
             return {name.removeprefix(NAMED): arrays[name] for name in arrays.files}
 

@@ -65,7 +65,8 @@ class Runner:
     def kernels(self) -> dict[str, int]:
         return dict(self.runtime.kernels())
 
-    def predict(self, inputs: str, outputs: str, batch_size: int) -> dict[str, Any]:
+    def predict(self, inputs: str, outputs: str, batch_size: int, open_sizes: bool) -> dict[str, Any]:
+        self.runtime.open_sizes = open_sizes  # which OpenVINO must know
         with np.load(inputs) as arrays:
             fed = {name.removeprefix(NAMED): arrays[name] for name in arrays.files}
         length = len(next(iter(fed.values())))

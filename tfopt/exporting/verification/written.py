@@ -2,7 +2,8 @@
 
 The file is compared with the graph that it was made of, in its own runtime and process: on drawn examples, one of them
 of zeros, on the first of the calibration data and on those that were not calibrated on. The drawn ones are computed
-again one by one, since shapes can be wrong for one batch size only.
+again one by one, since shapes can be wrong for one batch size only. A runtime that compiles the file for known sizes
+runs it with open ones too.
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ def check_written(
                 compare({name: value[:ALONE] for name, value in drawn.items()}, 1)
             given = draw_inputs(specs, check)  # on which the graph is known to run
             compare(given, size)
+            if file_format.compiles:
+                compare(given, size, open_sizes=True)
             check = _recorded(check, process.predict(given, size))
             if not check.errors or lowered.held_out is None:
                 return check
@@ -70,8 +73,11 @@ def check_written(
             measured = error_on(lowered.source, process.predict(held_out, size), exact)
             return replace(check, errors={**check.errors, ARTIFACT: measured})
     except ArtifactError as error:
+        float32 = (
+            "Export a float32 model, for float64 has few kernels there; or write" if graph.has_doubles else "Write"
+        )
         raise UnsupportedModelError(
-            f"The {file_format.what} must run in its runtime. Received: {graph.name!r} ({error}). Write "
+            f"The {file_format.what} must run in its runtime. Received: {graph.name!r} ({error}). {float32} "
             "format='saved_model', or replace the layer."
         ) from error
 
@@ -107,7 +113,14 @@ def _recorded(check: CheckRecord, outputs: Arrays) -> CheckRecord:
     return replace(check, outputs={**check.outputs, ARTIFACT: given})
 
 
-def _compare(lowered: Lowered, process: RuntimeProcess, names: Sequence[str], inputs: Arrays, batch_size: int) -> None:
+def _compare(
+    lowered: Lowered,
+    process: RuntimeProcess,
+    names: Sequence[str],
+    inputs: Arrays,
+    batch_size: int,
+    open_sizes: bool = False,
+) -> None:
     """Refuses what differs from the graph, unless it is about as near to the source as the graph is.
 
     In int8 a runtime may round or clip at other places than the graph, such as before a concatenation.
@@ -117,14 +130,16 @@ def _compare(lowered: Lowered, process: RuntimeProcess, names: Sequence[str], in
         expected = _computed(graph, inputs, batch_size)
     except tf.errors.OpError:
         return  # ids that the model refuses
-    found = process.predict(inputs, batch_size)
+    found = process.predict(inputs, batch_size, open_sizes=open_sizes)
     what, version = process.format.what, process.loaded["runtime"]
+    if open_sizes:
+        version += " with open sizes"
     for name, value in expected.items():
         if found[name].shape != value.shape:
             raise UnsupportedModelError(
                 f"The {what} must give outputs of the model's shapes. Received: {graph.name!r}, whose output {name!r} "
                 f"has {found[name].shape} in {version} for {value.shape}, with {batch_size} examples in a call. "
-                f"{_remedy()}"
+                f"{_remedy(open_sizes)}"
             )
     expected = {name: expected[name] for name in names}
     difference, worst = _worst(found, expected)
@@ -139,12 +154,14 @@ def _compare(lowered: Lowered, process: RuntimeProcess, names: Sequence[str], in
     if not is_near and difference > _difference(_computed(graph, _noisy(inputs), batch_size), expected):
         raise UnsupportedModelError(
             f"The {what} must compute what the model computes. Received: {graph.name!r}, whose outputs differ in "
-            f"{version} by {difference:.1e} of their norm, most in {worst!r}: {reason}. {_remedy()}"
+            f"{version} by {difference:.1e} of their norm, most in {worst!r}: {reason}. "
+            f"{_remedy(open_sizes)}"
         )
 
 
-def _remedy() -> str:
-    return "Nothing was written. Write format='saved_model', or replace the layer."
+def _remedy(open_sizes: bool) -> str:
+    sizes = "Give keras.Input whole sizes, write" if open_sizes else "Write"
+    return f"Nothing was written. {sizes} format='saved_model', or replace the layer."
 
 
 def _computed(graph: FrozenGraph, inputs: Arrays, batch_size: int) -> dict[str, np.ndarray]:

@@ -88,8 +88,13 @@ class Range:
         return Range(limit=max(self.limit, -self.low), signed=True) if self.zero_point else self
 
 
+SMALLEST = 1e-30  # of a range; float32 has no numbers for the products of smaller steps
+
+
 def covering(low: float, high: float) -> Range:
     """Returns the range that covers the values from `low` to `high`, in the form with the smallest step.
+
+    Values under `SMALLEST` count as zeros.
 
     Example:
         >>> covering(0.0, 3.0)
@@ -100,8 +105,10 @@ def covering(low: float, high: float) -> Range:
         Range(limit=4.1, signed=False, zero_point=50)
     """
     low, high = min(low, 0.0), max(high, 0.0)
+    if max(high, -low) < SMALLEST:
+        return Range(limit=1.0, signed=False)  # any limit will do for zeros
     if low == 0.0:
-        return Range(limit=high or 1.0, signed=False)  # any limit will do for zeros
+        return Range(limit=high, signed=False)
     symmetric = Range(limit=max(high, -low), signed=True)
     # The zero point is rounded to a whole number of steps. Both ends must still be covered.
     zero_point = min(max(round(-low * 255 / (high - low)), 1), 254)

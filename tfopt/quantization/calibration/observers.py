@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from tfopt.quantization.annotation.grids import Range, covering
+from tfopt.quantization.annotation.grids import SMALLEST, Range, covering
 from tfopt.quantization.config import QuantizationConfig
 
 
@@ -102,7 +102,7 @@ class HistogramObserver:
         magnitudes = np.abs(values.reshape(-1))
         self._low, self._high = min(self._low, float(values.min())), max(self._high, float(values.max()))
         highest = float(magnitudes.max())
-        if highest > self._limit:
+        if highest > max(self._limit, SMALLEST):
             self._widen(highest)
         if not self._limit:
             self._counts[0] += magnitudes.size
@@ -112,7 +112,7 @@ class HistogramObserver:
 
     def _widen(self, limit: float) -> None:
         """Doubles the bins until they reach `limit`."""
-        self._limit = self._limit or limit  # so far all values were zero, in the first bin
+        self._limit = self._limit or limit  # so far all values counted as zero, in the first bin
         while self._limit < limit:
             self._counts = np.concatenate([self._counts.reshape(-1, 2).sum(1), np.zeros(self.BINS // 2, np.int64)])
             self._limit *= 2
