@@ -13,6 +13,8 @@ from keras import layers, ops
 from tests.exporting.networks import attention, examples, images, one_axis, sequences, squeeze_and_excite, upwards
 from tfopt.errors import ConfigError, UnsupportedModelError
 from tfopt.exporting import ExportConfig, export, export_formats
+from tfopt.exporting.formats import FORMATS
+from tfopt.exporting.lowering import lower
 from tfopt.exporting.manifest import read_manifest
 from tfopt.exporting.paired import with_all_pairs
 from tfopt.exporting.stored_weights import encode_weights
@@ -350,6 +352,21 @@ def test_a_file_that_computes_something_else_is_refused_and_nothing_is_written(l
     with pytest.raises(UnsupportedModelError, match=message):
         export(keras.Model(inputs, layer(inputs)), tmp_path / "a", ExportConfig(format="onnx"))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_file_that_is_wrong_for_other_lengths_than_those_of_the_data_is_refused(tmp_path):
+    """The file of another model, which computes the same of an even length."""
+    inputs = keras.Input((None, 3), name="x")
+    model = keras.Model(inputs, layers.ReLU()(inputs))
+    doubled = layers.Lambda(lambda x: tf.nn.relu(x) * (1 + tf.cast(tf.shape(x)[1] % 2, tf.float32)))
+    other = keras.Model(inputs, doubled(inputs))
+    config, x = ExportConfig(format="onnx"), examples((20, 3), 24)
+    for name, each in {"model": model, "other": other}.items():
+        export(each, tmp_path / name, config, calibration_data=x)
+    lowered, check = lower(model, config, x, None), read_manifest(tmp_path / "model").check
+    assert written.check_written(tmp_path / "model", lowered, check, FORMATS["onnx"]) == check
+    with pytest.raises(UnsupportedModelError, match="must compute what the model computes"):
+        written.check_written(tmp_path / "other", lowered, check, FORMATS["onnx"])
 
 
 def test_the_error_in_the_manifest_is_that_of_the_runtime(tmp_path):

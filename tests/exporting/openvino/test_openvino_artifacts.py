@@ -93,6 +93,21 @@ def test_paddings_before_layers_that_pad_keep_their_places_with_open_lengths(pre
                 assert np.linalg.norm(found - expected) < limit * np.linalg.norm(expected)
 
 
+def test_images_from_0_to_255_run_int8_kernels(tmp_path):
+    """Their step is exactly 1, and OpenVINO left the convolution that reads them in float32."""
+    keras.utils.set_random_seed(1)
+    x = np.random.default_rng(0).integers(0, 256, (32, 16, 16, 3)).astype("float32")
+    inputs = keras.Input((16, 16, 3), name="image")
+    y = layers.Conv2D(8, 3, strides=2, activation="relu")(inputs)
+    model = keras.Model(inputs, layers.Conv2D(4, 3)(y))
+    config = ExportConfig(format="openvino", precision="int8", quantization=QuantizationConfig(observer="minmax"))
+    export(model, tmp_path / "a", config, calibration_data=x)
+    outputs, kernels = run(tmp_path / "a", {"image": x}, 32)
+    assert kernels == {"Convolution_int8": 2}
+    expected = np.asarray(model(x))
+    assert np.linalg.norm(outputs["output_0"] - expected) < 0.05 * np.linalg.norm(expected)
+
+
 def test_open_sizes_run_the_file_as_it_is(tmp_path):
     """The same file in both ways, which differ where OpenVINO joins a padding and a pooling."""
     x = opset13.parameter([-1, 6, -1], np.float32, name="x")

@@ -119,6 +119,21 @@ def own_zero_points(model: onnx.ModelProto) -> None:
             taken.add(shared)
 
 
+def change_steps_of_one(model: onnx.ModelProto) -> None:
+    """Gives activations whose step is 1, as that of images from 0 to 255, the next number as their step.
+
+    OpenVINO leaves out the product with 1, sees no dequantize then, and computes the convolution behind it in float32.
+    """
+    held = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
+    changed = "step_of_one"
+    for node in model.graph.node:
+        if node.op_type in ("QuantizeLinear", "DequantizeLinear") and np.array_equal(
+            held[node.input[1]], np.float32(1)
+        ):
+            node.input[1] = changed
+    model.graph.initializer.append(numpy_helper.from_array(np.nextafter(np.float32(1), np.float32(2)), changed))
+
+
 def _join_biases(model: onnx.ModelProto, known: Mapping[Key, np.ndarray]) -> None:
     """Makes one Gemm of a product of two matrices and its bias, which are two ops in the converted graph.
 

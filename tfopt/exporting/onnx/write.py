@@ -16,7 +16,12 @@ from tfopt.exporting.formats import FORMATS
 from tfopt.exporting.gates import with_rounded_gates
 from tfopt.exporting.lowering import Lowered
 from tfopt.exporting.onnx.convert import convert
-from tfopt.exporting.onnx.pairs import close_pairs, own_zero_points, quantize_weights
+from tfopt.exporting.onnx.pairs import (
+    change_steps_of_one,
+    close_pairs,
+    own_zero_points,
+    quantize_weights,
+)
 from tfopt.exporting.paired import rounded_before_maximum
 from tfopt.graph import fold_constants
 from tfopt.quantization.annotation.annotate import AnnotatedGraph
@@ -43,6 +48,7 @@ def onnx_model(lowered: Lowered, config: ExportConfig) -> onnx.ModelProto:
         quantize_weights(model, graph, biases=config.format == "onnx" and not config.tensorrt)
         if config.format == "openvino":
             close_pairs(model)
+            change_steps_of_one(model)
         own_zero_points(model)
     elif encode:
         _store(model, encode)

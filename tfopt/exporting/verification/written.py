@@ -2,8 +2,8 @@
 
 The file is compared with the graph that it was made of, in its own runtime and process: on drawn examples, one of them
 of zeros, on the first of the calibration data and on those that were not calibrated on. The drawn ones are computed
-again one by one, since shapes can be wrong for one batch size only. A runtime that compiles the file for known sizes
-runs it with open ones too.
+again one by one, since shapes can be wrong for one batch size only; and with open sizes that are larger by one, since
+strides make odd and even ones differ. A runtime that compiles the file for known sizes runs it with open ones too.
 """
 
 from __future__ import annotations
@@ -58,6 +58,9 @@ def check_written(
             compare(_with_zeros(graph, drawn, size), size)
             if lowered.sample is not None:
                 compare(_first({name: np.asarray(each) for name, each in lowered.sample.items()}, size), size)
+            longer = {name: _longer(shape, specs[name].shape or shape) for name, shape in shapes.items()}
+            if longer != shapes:
+                compare(draw_inputs(specs, replace(check, shapes=longer)), size)
             if fixed is None:
                 compare({name: value[:ALONE] for name, value in drawn.items()}, 1)
             given = draw_inputs(specs, check)  # on which the graph is known to run
@@ -80,6 +83,11 @@ def check_written(
             f"The {file_format.what} must run in its runtime. Received: {graph.name!r} ({error}). {float32} "
             "format='saved_model', or replace the layer."
         ) from error
+
+
+def _longer(shape: Sequence[int], sizes: Sequence[int | None]) -> tuple[int, ...]:
+    """Returns the shape of a batch with each open size larger by one, but for the number of examples."""
+    return (shape[0], *(length + (size is None) for length, size in zip(shape[1:], sizes[1:], strict=True)))
 
 
 def _with_zeros(graph: FrozenGraph, drawn: Arrays, size: int) -> Arrays:
@@ -138,8 +146,8 @@ def _compare(
         if found[name].shape != value.shape:
             raise UnsupportedModelError(
                 f"The {what} must give outputs of the model's shapes. Received: {graph.name!r}, whose output {name!r} "
-                f"has {found[name].shape} in {version} for {value.shape}, with {batch_size} examples in a call. "
-                f"{_remedy(open_sizes)}"
+                f"has {found[name].shape} in {version} for {value.shape}, with inputs of "
+                f"{[each.shape for each in inputs.values()]} in calls of {batch_size}. {_remedy(open_sizes)}"
             )
     expected = {name: expected[name] for name in names}
     difference, worst = _worst(found, expected)
