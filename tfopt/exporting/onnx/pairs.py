@@ -124,14 +124,13 @@ def change_steps_of_one(model: onnx.ModelProto) -> None:
 
     OpenVINO leaves out the product with 1, sees no dequantize then, and computes the convolution behind it in float32.
     """
-    held = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
-    changed = "step_of_one"
-    for node in model.graph.node:
-        if node.op_type in ("QuantizeLinear", "DequantizeLinear") and np.array_equal(
-            held[node.input[1]], np.float32(1)
-        ):
-            node.input[1] = changed
-    model.graph.initializer.append(numpy_helper.from_array(np.nextafter(np.float32(1), np.float32(2)), changed))
+    ones = {each.name for each in model.graph.initializer if not each.dims and numpy_helper.to_array(each) == 1}
+    readers = [node for node in model.graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
+    if readers := [node for node in readers if node.input[1] in ones]:
+        step = numpy_helper.from_array(np.nextafter(np.float32(1), np.float32(2)), "step_of_one")
+        model.graph.initializer.append(step)
+        for node in readers:
+            node.input[1] = step.name
 
 
 def _join_biases(model: onnx.ModelProto, known: Mapping[Key, np.ndarray]) -> None:
