@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from page_tables import Table, processor, read
 
 COLUMNS = {
@@ -77,10 +79,10 @@ RUNTIMES = {"tfopt_onnx": "onnxruntime", "tfopt_openvino": "openvino", "tfopt_li
 WORDS = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "litert": "LiteRT"}
 
 
-def format_runtimes() -> Table:
+def format_runtimes(results: str) -> Table:
     """Each of tfopt's int8 files beside what the runtime's own quantizer makes of the same model and data."""
     rows = [["model", "batch size", "SavedModel", *(f"{WORDS[own]}: tfopt's, its own" for own in RUNTIMES.values())]]
-    for name, found in read("format_runtimes")["models"].items():
+    for name, found in read(results)["models"].items():
         for latency in found["latency"]:
             times = latency["speed_against_keras_export"]
             pairs = [f"{times[ours]:.2f}x, {times[own]:.2f}x" for ours, own in RUNTIMES.items()]
@@ -91,4 +93,9 @@ def format_runtimes() -> Table:
     return rows
 
 
-TABLES = {"formats": formats, "trained formats": trained_formats, "format runtimes": format_runtimes}
+TABLES = {
+    "formats": formats,
+    "trained formats": trained_formats,
+    "format runtimes": partial(format_runtimes, "format_runtimes"),
+    "format runtimes with AVX2": partial(format_runtimes, "format_runtimes_avx2"),
+}

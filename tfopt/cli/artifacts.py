@@ -19,7 +19,7 @@ from tfopt.terminal import working
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyOptions:
-    """Measures an exported artifact in a fresh process that imports only TensorFlow."""
+    """Measures an exported artifact in a fresh process that imports only what runs its format."""
 
     artifact: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DIR")]
     """Directory of the artifact."""
@@ -38,6 +38,8 @@ class VerifyOptions:
     "mean_iou", "bits_per_byte" and "mean_absolute_error" are for other tasks."""
     batch_size: int = 1
     """Number of examples in each timed call."""
+    seconds: float = 0.3
+    """How long the artifact and the baseline are each timed in one of five rounds."""
     threads: tuple[int, ...] = ()
     """Numbers of intra-op threads to compare, for example 1 16. The receipt then has the best number for calls of one
     example and of batch-size, or 8, and advice with the flags of servers. By default none are compared."""
@@ -165,6 +167,7 @@ def verify_command(words: list[str]) -> int:
                 data=given.part("test"),
                 metric=metric,
                 batch_size=options.batch_size,
+                seconds=options.seconds,
                 threads=options.threads,
                 signature=options.signature,
                 gate=None if options.gate is None else share_in(options.gate),

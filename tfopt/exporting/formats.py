@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tfopt.errors import ConfigError
+from tfopt.errors import ArtifactError, ConfigError
 
 LOADED = {"ai_edge_litert": "ai_edge_litert.interpreter"}  # the module that loads a package's libraries
 
@@ -187,6 +187,20 @@ FORMATS: dict[str, FileFormat] = {
 def has_model(path: Path) -> bool:
     """Whether a directory holds a model of any format."""
     return any((path / each.file).is_file() for each in FORMATS.values())
+
+
+def check_one_model(path: Path) -> None:
+    """Raises ArtifactError if a directory holds models of several formats, of which a path names none.
+
+    Example:
+        >>> check_one_model(Path("model.onnx"))
+    """
+    held = [each.file for each in FORMATS.values() if (path / each.file).is_file()]
+    if len(held) > 1:
+        raise ArtifactError(
+            f"A directory must hold one model. Received: {path} with {', '.join(held)}. Name the file of one, or move "
+            "the others elsewhere."
+        )
 
 
 def format_of(path: Path) -> FileFormat:

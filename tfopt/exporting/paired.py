@@ -7,6 +7,7 @@ their own, and finds an int8 kernel only where each operand was quantized direct
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -14,9 +15,17 @@ from tfopt.graph import GraphEditor
 from tfopt.graph.edit import producer
 from tfopt.quantization import QuantizedModel
 from tfopt.quantization.annotation.annotate import AnnotatedGraph, add_fake_quant
-from tfopt.quantization.annotation.fusion import FAKE_QUANT, before_data_movement, int8_weights
+from tfopt.quantization.annotation.fusion import (
+    DATA_MOVEMENT_OPS,
+    FAKE_QUANT,
+    before_data_movement,
+    int8_weights,
+)
 from tfopt.quantization.annotation.grids import REDUCED_BITS, Range, adds_by_channel, steps_above_zero
 from tfopt.quantization.quantized_model import requantize
+
+EXTREMES = ("Max", "Min")
+MOVED = {**dict.fromkeys(DATA_MOVEMENT_OPS, slice(1)), "ConcatV2": slice(None, -1), "Pack": slice(None)}
 
 
 def without_zero_points(model: QuantizedModel) -> QuantizedModel:
@@ -49,20 +58,45 @@ def with_all_pairs(model: QuantizedModel) -> AnnotatedGraph:
     return replace(graph, graph_def=graph.edited(editor).graph_def)
 
 
-def rounded_before_maximum(graph: AnnotatedGraph) -> AnnotatedGraph:
-    """Returns the graph with each range of a maximum in front of it too, which changes no value.
+def rounded_before_extremes(graph: AnnotatedGraph) -> AnnotatedGraph:
+    """Returns the graph with each range of a maximum or minimum in front of it, which changes no value.
 
-    OpenVINO computes the rounding behind a ReduceMax in the kernel of that, and wrongly.
+    OpenVINO computes the rounding behind a ReduceMax or ReduceMin in the kernel of that, and wrongly. It also moves a
+    rounding there that stands behind a concatenation, or behind what only moves values.
     """
     editor = GraphEditor(graph.graph_def)
     for name in [name for name, node in editor.nodes.items() if node.op == FAKE_QUANT]:
-        node = editor.nodes[name]
-        reduced = editor.nodes[producer(node.input[0])]
-        if reduced.op == "Max":
-            rounded = editor.add(FAKE_QUANT, f"{reduced.name}/rounded", [reduced.input[0]], **node.attr)
-            of_rounded = editor.add("Max", f"{reduced.name}/of_rounded", [rounded, reduced.input[1]], **reduced.attr)
-            editor.redirect(name, of_rounded, keep=graph.output_nodes)
+        tensor = editor.nodes[name].input[0]
+        if _reads_extreme(editor, tensor, set()):
+            rounded = _rounded_before(editor, tensor, editor.nodes[name].attr, {})
+            editor.redirect(name, rounded, keep=graph.output_nodes)
     return replace(graph, graph_def=graph.edited(editor).graph_def)
+
+
+def _reads_extreme(editor: GraphEditor, tensor: str, visited: set[str]) -> bool:
+    node = editor.nodes[producer(tensor)]
+    if node.name in visited:
+        return False
+    visited.add(node.name)
+    moved = [*node.input[MOVED[node.op]]] if node.op in MOVED else []
+    return node.op in EXTREMES or any(_reads_extreme(editor, each, visited) for each in moved)
+
+
+def _rounded_before(editor: GraphEditor, tensor: str, quantization: Any, found: dict[str, str]) -> str:
+    """Returns a tensor that is rounded before each maximum, minimum, concatenation and move of values."""
+    if tensor not in found:
+        node = editor.nodes[producer(tensor)]
+        places = range(len(node.input))[slice(1) if node.op in EXTREMES else MOVED.get(node.op, slice(0))]
+        if places:
+            inputs = [
+                _rounded_before(editor, each, quantization, found) if place in places else each
+                for place, each in enumerate(node.input)
+            ]
+            found[tensor] = editor.add(node.op, f"{node.name}/of_rounded", inputs, **node.attr)
+        else:
+            name = f"{node.name}/rounded"
+            found[tensor] = editor.add(FAKE_QUANT, name, [tensor], **quantization)
+    return found[tensor]
 
 
 def rounded_weights(editor: GraphEditor, tensor: str) -> tuple[np.ndarray, np.ndarray]:

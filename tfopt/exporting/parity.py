@@ -33,13 +33,14 @@ from tfopt.exporting.manifest import (
     TensorRecord,
 )
 from tfopt.exporting.stored_weights import READERS
+from tfopt.exporting.unseen import around, unseen
 from tfopt.exporting.words import bytes_of, first_words, text_of
 from tfopt.graph import FrozenGraph, GraphEditor
 from tfopt.graph.frozen import reason_of
 from tfopt.graph.inputs import open_size, table_rows
 from tfopt.graph.output_ops import output_ops
 from tfopt.graph.tables import words_of
-from tfopt.quantization.calibration.calibrate import HELD_OUT, HeldOut, computable
+from tfopt.quantization.calibration.calibrate import HeldOut, computable
 from tfopt.quantization.calibration.range_use import usual_limit
 
 CHECKED_EXAMPLES = 2
@@ -86,13 +87,13 @@ def make_check(
         words = dict.fromkeys(strings, first_words(words_of(source.tables)))
         candidates = [ranges | _places(words) for ranges in _ranges_without_data(source, specs)]
     else:
-        held_out = held_out or HeldOut(inputs=_recombined(sample), origin=RECOMBINED)
+        held_out = unseen(sample, held_out)
         shapes = {name: list(value.shape) for name, value in sample.items()}
         words = {name: first_words(text_of(value) for value in sample[name].reshape(-1)) for name in strings}
         whole = {name: _range_of(name, value) for name, value in sample.items() if name not in words} | _places(words)
         # An input that never changes shows nothing of a model that was calibrated on it.
         changing = {
-            name: _around(low) if low == high and specs[name].numpy_dtype.kind == "f" else (low, high)
+            name: around(low) if low == high and specs[name].numpy_dtype.kind == "f" else (low, high)
             for name, (low, high) in whole.items()
         }
         candidates = [whole] if changing == whole else [changing, whole]
@@ -270,8 +271,9 @@ def _outputs(
         shapes = {name: list(shape) for name, shape in check.shapes.items()}
         raise UnsupportedModelError(
             f"The model must run on inputs of the shapes {shapes}. Received: {graph.name!r}, which fails "
-            f"({reason_of(str(error))}). Pass calibration_data with examples that it accepts: of a right size, and "
-            "with ids that its tables hold."
+            f"({reason_of(str(error))}). Pass calibration_data with examples that it accepts: of a right size, with "
+            "ids that its tables hold, and independent of each other along the first axis. Replace a layer that this "
+            "processor cannot compute."
         ) from error
     for kind, values in outputs.items():
         for name, value in values.items():
@@ -361,35 +363,6 @@ def _signed_sums(output: np.ndarray) -> np.ndarray:
 def _finite(output: np.ndarray) -> np.ndarray:
     """Returns all values as a vector, with 0 for each infinite value, which would hide the others in a sum."""
     return np.nan_to_num(output.reshape(-1).astype(np.float64), posinf=0.0, neginf=0.0)
-
-
-def _around(value: float) -> tuple[float, float]:
-    return value - 3 * max(abs(value), 1.0), value + 3 * max(abs(value), 1.0)
-
-
-def _recombined(batch: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns random inputs that are as the examples of a batch in each cell, and are none of these examples.
-
-    Each cell has its values from examples in random order. If all examples are equal, the cells change places. An input
-    of one value gives evenly drawn numbers around it, and single values far beyond the others are clipped.
-    """
-    generator = np.random.default_rng(1)
-    inputs = {}
-    for name, value in batch.items():
-        if value.dtype.kind not in "fiu" or not value.size:
-            inputs[name] = value[:HELD_OUT]
-            continue
-        if (value == value[:1]).all() and value.dtype.kind == "f":
-            low, high = _around(float(value.flat[0]))
-            shape = (HELD_OUT, *value.shape[1:])
-            constant = bool((value == value.flat[0]).all())
-            mixed = generator.uniform(low, high, shape) if constant else generator.choice(value.reshape(-1), shape)
-        else:
-            mixed = generator.permuted(value, axis=0)[:HELD_OUT]
-        limit = usual_limit([value]) if value.dtype.kind == "f" else math.inf
-        inputs[name] = (np.clip(mixed, -limit, limit) if math.isfinite(limit) else mixed).astype(value.dtype)
-    size = min(map(len, inputs.values()))
-    return {name: value[:size] for name, value in inputs.items()}
 
 
 def _ratio(difference: np.ndarray, norm: float) -> float:

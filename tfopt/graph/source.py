@@ -245,10 +245,15 @@ def _runs_with_whole_sizes(serve: Callable[..., Any], inputs: Sequence[tf.Tensor
 
 
 def _name_inputs(specs: Any) -> list[tuple[str, Any]]:
-    """Returns the inputs of a Keras model with names: of the Input layer, else the key in a dict, else input_0, ..."""
+    """Returns the inputs of a Keras model with names: of the Input layer, else the key in a dict, else input_0, ...
+
+    Names that TensorFlow does not take for a node become those that it gives their arguments, without its warning.
+    """
     unnamed = (f"input_{number}" for number in itertools.count())
     paths = leaves_with_paths(specs)
-    return [(spec.name or (path[-1] if isinstance(path[-1], str) else next(unnamed)), spec) for path, spec in paths]
+    named = [(spec.name or (path[-1] if isinstance(path[-1], str) else next(unnamed)), spec) for path, spec in paths]
+    taken = [(re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", name), spec) for name, spec in named]
+    return [(name if re.match(r"[A-Za-z0-9.]", name) else f"arg_{name}", spec) for name, spec in taken]
 
 
 def saved_model_function(directory: Path, signature: str, trusted: bool) -> Any:

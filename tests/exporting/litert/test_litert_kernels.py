@@ -10,7 +10,11 @@ from tests.exporting.networks import examples
 from tfopt.errors import UnsupportedModelError
 from tfopt.exporting import ExportConfig, export
 from tfopt.exporting.litert import convert
+from tfopt.exporting.manifest import read_manifest
+from tfopt.exporting.processing.config import PostprocessingConfig
+from tfopt.exporting.unseen import unseen
 from tfopt.exporting.verification.litert_only import operators, read
+from tfopt.exporting.verification.process import RuntimeProcess
 from tfopt.quantization import QuantizationConfig, quantize
 
 
@@ -136,3 +140,54 @@ def test_a_model_may_give_a_concatenation_of_two_ranges(tmp_path):
     for half in (slice(None, 4), slice(4, None)):
         expected = np.asarray(model(x))[..., half]
         assert np.linalg.norm(found[..., half] - expected) < 0.05 * np.linalg.norm(expected)
+
+
+def test_the_range_of_a_result_does_not_reach_values_beyond_it(tmp_path):
+    """The converter would give it to what a pooling, maximum, resize or slice reads, and to all else that does."""
+    keras.utils.set_random_seed(0)
+    pooled, resized, inputs = (keras.Input((8, 8, 3), name=name) for name in ("pooled", "resized", "inputs"))
+    x = layers.Conv2D(8, 3, padding="same", activation="swish")(inputs)
+    joined = layers.Concatenate()([ops.mean(x, -1, keepdims=True), ops.max(x, -1, keepdims=True)])
+    read = [
+        layers.AveragePooling2D(4)(pooled),
+        layers.UpSampling2D(2, interpolation="bilinear")(resized),
+        *(x, x[:, 2:5, 1:3], layers.MaxPooling2D()(x), ops.min(x, (1, 2), keepdims=True), joined),
+        *(layers.Reshape((4, 16, 8))(layers.CenterCrop(4, 16)(layers.UpSampling2D(2)(x))), ops.take(x, [1, 3], axis=1)),
+    ]
+    model = keras.Model([pooled, resized, inputs], [layers.Conv2D(4, 1)(each) for each in read])
+    x = {name: examples((8, 8, 3)) for name in ("pooled", "resized", "inputs")}
+    quantized = quantize(model, QuantizationConfig(), calibration_data=x)
+    export(quantized, tmp_path / "a", ExportConfig(format="litert"))
+    outputs = by_place(tmp_path / "a", x.values())
+    for found, expected in zip(outputs, quantized.graph.predict(x).values(), strict=True):
+        assert np.linalg.norm(found - expected) <= 0.005 * np.linalg.norm(expected)
+
+
+def test_one_hot_before_a_quantized_concatenation_is_exported(tmp_path):
+    inputs = keras.Input((5,))
+    places = layers.Flatten()(ops.one_hot(layers.Discretization([-1.0, 0.0, 1.0])(inputs), 4))
+    model, x = keras.Model(inputs, layers.Dense(3)(layers.Concatenate()([inputs, places]))), examples((5,))
+    export(model, tmp_path / "a", ExportConfig(format="litert", precision="int8", int8_nodes="all"), calibration_data=x)
+    (found,) = by_place(tmp_path / "a", [x])
+    assert np.linalg.norm(found - model(x)) <= 0.03 * np.linalg.norm(model(x))
+
+
+def test_the_largest_probabilities_are_those_of_the_output_and_the_error_is_that_of_the_file(tmp_path):
+    """The converter would compute the softmax in steps of 1/256, in which nearly even probabilities are equal."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((8, 8, 1))
+    x = layers.GlobalAveragePooling2D()(layers.Conv2D(8, 3, activation="swish")(inputs))
+    model, x = keras.Model(inputs, layers.Dense(20)(x)), examples((8, 8, 1))
+    config = ExportConfig(
+        format="litert", precision="int8", int8_nodes="all", postprocessing=PostprocessingConfig(softmax=True, top_k=5)
+    )
+    export(model, tmp_path / "a", config, calibration_data=x)
+    with RuntimeProcess(tmp_path / "a") as process:
+        outputs = process.predict({inputs.name: x}, len(x))
+    largest = np.argsort(-outputs["output_0"], axis=-1, kind="stable")[:, :5]
+    np.testing.assert_array_equal(outputs["classes"], largest)
+    drawn = unseen({inputs.name: x}, None).inputs[inputs.name]
+    with RuntimeProcess(tmp_path / "a") as process:
+        found, exact = process.predict({inputs.name: drawn}, 16)["output_0"], ops.softmax(model(drawn))
+    recorded = read_manifest(tmp_path / "a").check.errors["artifact"].max_abs
+    assert recorded == pytest.approx(float(np.abs(found - exact).max()), rel=5e-3)

@@ -254,6 +254,28 @@ def test_a_maximum_that_is_rounded_is_right_in_int8(tmp_path):
 
 
 @pytest.mark.slow
+def test_extremes_that_are_rounded_behind_other_ops_are_right_in_int8(tmp_path):
+    """As in the attention of CBAM, where OpenVINO moves the rounding of a concatenation to the maximum."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((8, 8, 3))
+    x = layers.Conv2D(8, 3, padding="same", activation="swish")(inputs)
+    least, mean, most = (reduced(x, -1, keepdims=True) for reduced in (ops.min, ops.mean, ops.max))
+    read = [
+        least,
+        layers.Concatenate()([mean, most]),
+        layers.Concatenate()([x, layers.ZeroPadding2D()(most)[:, 2:, 2:]]),
+    ]
+    read += [layers.Reshape((8, 8, 1))(most), layers.Add()([mean, least])]
+    model, x = keras.Model(inputs, [layers.Conv2D(4, 3)(each) for each in read]), examples((8, 8, 3))
+    quantized = quantize(model, QuantizationConfig(), calibration_data=x)
+    export(quantized, tmp_path / "a", ExportConfig(format="openvino"))
+    outputs, kernels = run(tmp_path / "a", {inputs.name: x}, 32)
+    assert kernels == {"Convolution_int8": 6}
+    for name, expected in quantized.graph.predict({inputs.name: x}).items():
+        assert np.linalg.norm(outputs[name] - expected) <= 0.005 * np.linalg.norm(expected)
+
+
+@pytest.mark.slow
 def test_layers_that_are_used_twice_and_layers_of_equal_sizes_run_in_int8(tmp_path):
     """OpenVINO would compute products in float whose weights, scales or zero points are one constant."""
     keras.utils.set_random_seed(0)

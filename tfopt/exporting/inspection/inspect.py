@@ -11,7 +11,7 @@ from typing import Any
 
 from tfopt.atomic.directories import MARK
 from tfopt.errors import ArtifactError, ConfigError, TfoptError
-from tfopt.exporting.formats import FORMATS, SAVED_MODEL, files_of
+from tfopt.exporting.formats import FORMATS, SAVED_MODEL, check_one_model, files_of
 from tfopt.exporting.inspection.contents import Contents
 from tfopt.exporting.inspection.record import Inspection, NodeChoice
 from tfopt.exporting.manifest import Manifest, read_intact_manifest, read_manifest
@@ -83,6 +83,7 @@ def inspect(path: str | Path, *, open_size: int = OPEN_SIZE) -> Inspection:
 
 def _model_at(path: Path) -> tuple[str, Path]:
     """Returns the format of the model at a path, and its file."""
+    check_one_model(path)
     for name in PACKAGES:
         each = FORMATS[name]
         if (path / each.file).is_file():
@@ -101,7 +102,8 @@ def _model_at(path: Path) -> tuple[str, Path]:
             f"{rule}. Received: {path}, which holds layers and no graph. Export it: tfopt export IN OUT."
         )
     raise ArtifactError(
-        f"{rule}. Received: {path}, whose name is neither saved_model.pb nor ends in .onnx, .tflite or .xml. Rename it."
+        f"{rule}. Received: {path}, whose name is neither saved_model.pb nor ends in .onnx, .tflite or .xml. "
+        "Name a model's file."
     )
 
 

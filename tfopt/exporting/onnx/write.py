@@ -22,7 +22,7 @@ from tfopt.exporting.onnx.pairs import (
     own_zero_points,
     quantize_weights,
 )
-from tfopt.exporting.paired import rounded_before_maximum
+from tfopt.exporting.paired import rounded_before_extremes
 from tfopt.graph import fold_constants
 from tfopt.quantization.annotation.annotate import AnnotatedGraph
 
@@ -39,7 +39,7 @@ def onnx_model(lowered: Lowered, config: ExportConfig) -> onnx.ModelProto:
     """Returns an artifact's graph as a valid ONNX model, with its weights in the precision of the config."""
     graph, encode = lowered.graphs[DEFAULT_SIGNATURE], ENCODERS.get(lowered.precision)
     if isinstance(graph, AnnotatedGraph) and config.format == "openvino":
-        graph = rounded_before_maximum(graph)
+        graph = rounded_before_extremes(graph)
     elif isinstance(graph, AnnotatedGraph) and not config.tensorrt:
         graph = with_rounded_gates(graph)
     # Of stored weights, this computes what decodes them, and what is left of it is decoded constants.

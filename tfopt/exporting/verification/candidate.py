@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfopt.atomic.directories import MARK
 from tfopt.errors import ArtifactError, TfoptError
-from tfopt.exporting.formats import FORMATS, SAVED_MODEL, format_of, has_model
+from tfopt.exporting.formats import FORMATS, SAVED_MODEL, check_one_model, format_of, has_model
 from tfopt.exporting.manifest import CheckRecord, Manifest, TensorRecord, read_intact_manifest
 from tfopt.exporting.parity import draw_batch
 from tfopt.exporting.verification.inputs import (
@@ -108,6 +108,7 @@ class Candidate:
                 f"A model must be the directory of an artifact or a SavedModel, or a file with the ending .keras, "
                 f"{', '.join(suffixes)}. Received: {self.path}, which is none of these. Export the model first."
             )
+        check_one_model(self.path)
         found = format_of(self.path)
         found.check_packages()
         self.format, self.served = found.name, self.path

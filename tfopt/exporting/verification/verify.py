@@ -57,7 +57,7 @@ def verify(
     trusted: bool = False,
     on_step: OnStep = lambda words: None,
 ) -> Receipt:
-    """Measures an exported artifact in a fresh process that imports only TensorFlow.
+    """Measures an exported artifact in a fresh process that imports only what runs its format, such as TensorFlow.
 
     Args:
         artifact: A directory that `tfopt.export` wrote.

@@ -22,6 +22,7 @@ from tfopt.exporting.formats import FileFormat
 from tfopt.exporting.lowering import Lowered
 from tfopt.exporting.manifest import ARTIFACT, CheckRecord, TensorRecord
 from tfopt.exporting.parity import draw_inputs, error_on, record_output
+from tfopt.exporting.unseen import unseen
 from tfopt.exporting.verification.measured import FLOAT_TOLERANCE, INT8_TOLERANCE
 from tfopt.exporting.verification.process import RuntimeProcess, runs
 from tfopt.graph import FrozenGraph
@@ -68,9 +69,10 @@ def check_written(
             if file_format.compiles:
                 compare(given, size, open_sizes=True)
             check = _recorded(check, process.predict(given, size))
-            if not check.errors or lowered.held_out is None:
+            examples = unseen(lowered.sample, lowered.held_out)
+            if not check.errors or examples is None:
                 return check
-            held_out = _whole_batches(lowered.held_out.inputs, size)
+            held_out = _whole_batches(examples.inputs, size)
             compare(held_out, size)
             exact = _computed(lowered.source, held_out, size)
             measured = error_on(lowered.source, process.predict(held_out, size), exact)
@@ -154,22 +156,23 @@ def _compare(
     if difference <= (INT8_TOLERANCE if lowered.precision == "int8" else FLOAT_TOLERANCE):
         return
     exact = {name: value for name, value in _computed(lowered.source, inputs, batch_size).items() if name in expected}
-    near = INT8_TOLERANCE + ROUNDED_AGAIN * _difference(expected, exact)
+    near = max(INT8_TOLERANCE, ROUNDED_AGAIN * _difference(expected, exact))
     is_near = lowered.precision == "int8" and _difference(found, exact) <= near
     reason = "an op of the model has another meaning there"
     if lowered.precision == "int8":
         reason += ", or its kernels round where the model's values are small"
     if not is_near and difference > _difference(_computed(graph, _noisy(inputs), batch_size), expected):
+        excluded = ", leave layers out of int8 by `exclude`" if lowered.precision == "int8" else ""
         raise UnsupportedModelError(
             f"The {what} must compute what the model computes. Received: {graph.name!r}, whose outputs differ in "
             f"{version} by {difference:.1e} of their norm, most in {worst!r}: {reason}. "
-            f"{_remedy(open_sizes)}"
+            f"{_remedy(open_sizes, excluded)}"
         )
 
 
-def _remedy(open_sizes: bool) -> str:
+def _remedy(open_sizes: bool, excluded: str = "") -> str:
     sizes = "Give keras.Input whole sizes, write" if open_sizes else "Write"
-    return f"Nothing was written. {sizes} format='saved_model', or replace the layer."
+    return f"Nothing was written. {sizes} format='saved_model'{excluded}, or replace the layer."
 
 
 def _computed(graph: FrozenGraph, inputs: Arrays, batch_size: int) -> dict[str, np.ndarray]:
