@@ -84,13 +84,15 @@ def format_runtimes(results: str) -> Table:
     rows = [["model", "batch size", "SavedModel", *(f"{WORDS[own]}: tfopt's, its own" for own in RUNTIMES.values())]]
     for name, found in read(results)["models"].items():
         for latency in found["latency"]:
-            times = latency["speed_against_keras_export"]
-            pairs = [f"{times[ours]:.2f}x, {times[own]:.2f}x" for ours, own in RUNTIMES.items()]
-            rows.append([f"`{name}`", str(latency["batch_size"]), f"{times['tfopt_int8']:.2f}x", *pairs])
-        errors = {runtime: found["against_float"][runtime]["relative_error"] for runtime in found["against_float"]}
-        pairs = [f"{errors[ours]:.1%}, {errors[own]:.1%}" for ours, own in RUNTIMES.items()]
-        rows.append([f"`{name}`", "error", f"{errors['tfopt_int8']:.1%}", *pairs])
+            times = {runtime: f"{ratio:.2f}x" for runtime, ratio in latency["speed_against_keras_export"].items()}
+            rows.append([f"`{name}`", str(latency["batch_size"]), times["tfopt_int8"], *_pairs(times)])
+        errors = {runtime: f"{each['relative_error']:.1%}" for runtime, each in found["against_float"].items()}
+        rows.append([f"`{name}`", "error", errors["tfopt_int8"], *_pairs(errors)])
     return rows
+
+
+def _pairs(found: dict[str, str]) -> list[str]:
+    return [f"{found.get(ours, 'failed')}, {found.get(own, 'failed')}" for ours, own in RUNTIMES.items()]
 
 
 TABLES = {

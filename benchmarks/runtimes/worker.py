@@ -1,6 +1,6 @@
 """The common base of all runtime workers: JSON commands on standard input, one answer per line.
 
-"load", "predict" and "time" are the commands of tfopt/exporting/verification/tensorflow_only.py, so that tfopt's
+"load", "predict" and "time" are the commands of tfopt/exporting/verification/served.py, so that tfopt's
 processes and these are timed in the same way. "convert" runs in a separate process. A worker runs with its runtime's
 Python and does not import tfopt.
 """
@@ -53,7 +53,8 @@ class Worker:
         self.path, self.threads, self.batch_size = path, threads, 0
         return {}
 
-    def do_predict(self, inputs: str, outputs: str, batch_size: int) -> dict[str, Any]:
+    def do_predict(self, inputs: str, outputs: str, batch_size: int, open_sizes: bool) -> dict[str, Any]:
+        assert not open_sizes  # its models have static batch sizes
         examples = only_array(inputs)
         starts = range(0, len(examples), batch_size)
         np.savez(outputs, np.concatenate([self._run(examples[start : start + batch_size]) for start in starts]))
