@@ -1,9 +1,11 @@
-"""Gates in int8 for ONNX Runtime and LiteRT: swish, and the factors of squeeze-and-excite.
+"""Gates in int8 for other runtimes: swish, and the factors of squeeze-and-excite.
 
 Both multiply values by a sigmoid. TensorFlow has no int8 kernel for either, so the annotated graph rounds only what a
-convolution reads. These runtimes have them, where each operand and the result is rounded. Their ranges follow from
-those that are known: a sigmoid is between 0 and 1, and the swish of a range is between its own ends and its lowest
-value.
+convolution reads. ONNX Runtime and LiteRT have them, where each operand and the result is rounded. OpenVINO computes a
+swish or a sigmoid in the kernel of the convolution before it, where the result is rounded and nothing in between.
+
+The ranges follow from those that are known: a sigmoid is between 0 and 1, and the swish of a range is between its own
+ends and its lowest value.
 """
 
 from __future__ import annotations
@@ -32,6 +34,27 @@ def with_rounded_gates(graph: AnnotatedGraph, sigmoids: Range = SIGMOID) -> Anno
         if len(products) == len(editor.consumers.get(name, ())) == 1 and name not in graph.output_nodes:
             _round(editor, name, products[0], graph.output_nodes, sigmoids)
     return replace(graph, graph_def=graph.edited(editor).graph_def)
+
+
+def with_float_arguments(graph: AnnotatedGraph) -> AnnotatedGraph:
+    """Returns the graph without fake quantization of what only sigmoids and the products of a swish read."""
+    editor = GraphEditor(graph.graph_def)
+    for name in [name for name, node in editor.nodes.items() if node.op == FAKE_QUANT]:
+        readers = editor.consumers.get(name, [])
+        if readers and name not in graph.output_nodes and all(_is_gate(editor, name, each) for each in readers):
+            editor.redirect(name, editor.nodes[name].input[0])
+    return replace(graph, graph_def=graph.edited(editor).graph_def)
+
+
+def _is_gate(editor: GraphEditor, name: str, reader: str) -> bool:
+    """Whether a reader of a node is a sigmoid, the product of a swish, or a `beta` of 1 before the sigmoid."""
+    node = editor.nodes[reader]
+    if node.op != "Mul":
+        return node.op == "Sigmoid"
+    if _times_one(editor, reader) == name:
+        return all(editor.nodes[each].op == "Sigmoid" for each in editor.consumers.get(reader, ()))
+    sigmoids = [each for each in map(producer, node.input) if editor.nodes[each].op == "Sigmoid"]
+    return [_times_one(editor, editor.nodes[each].input[0]) for each in sigmoids] == [name]
 
 
 def _round(editor: GraphEditor, sigmoid: str, product: str, outputs: frozenset[str], sigmoids: Range) -> None:

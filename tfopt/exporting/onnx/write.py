@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tfopt.errors import UnsupportedModelError
 from tfopt.exporting.config import DEFAULT_SIGNATURE, ExportConfig
 from tfopt.exporting.formats import FORMATS
-from tfopt.exporting.gates import with_rounded_gates
+from tfopt.exporting.gates import with_float_arguments, with_rounded_gates
 from tfopt.exporting.lowering import Lowered
 from tfopt.exporting.onnx.convert import convert
 from tfopt.exporting.onnx.pairs import (
@@ -39,7 +39,7 @@ def onnx_model(lowered: Lowered, config: ExportConfig) -> onnx.ModelProto:
     """Returns an artifact's graph as a valid ONNX model, with its weights in the precision of the config."""
     graph, encode = lowered.graphs[DEFAULT_SIGNATURE], ENCODERS.get(lowered.precision)
     if isinstance(graph, AnnotatedGraph) and config.format == "openvino":
-        graph = rounded_before_extremes(graph)
+        graph = with_float_arguments(rounded_before_extremes(graph))
     elif isinstance(graph, AnnotatedGraph) and not config.tensorrt:
         graph = with_rounded_gates(graph)
     # Of stored weights, this computes what decodes them, and what is left of it is decoded constants.
