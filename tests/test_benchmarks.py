@@ -2,6 +2,7 @@
 
 import json
 import os
+from inspect import signature
 from pathlib import Path
 
 import gpu_profile
@@ -19,6 +20,7 @@ import training_overhead
 from runtimes import worker
 
 import tfopt
+from tfopt.exporting.verification.served import Runner
 from tfopt.hardware import detect
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -152,6 +154,12 @@ def test_batch_norm_has_the_statistics_of_the_inputs_as_after_training():
     np.testing.assert_allclose(norm.moving_variance, values.var(axis=(0, 1, 2)), rtol=1e-3)
     np.testing.assert_allclose(norm.gamma, int8_models.DAMPING)
     assert norm.momentum == 0.99
+
+
+@pytest.mark.parametrize("command", ["predict", "time"])
+def test_a_worker_takes_the_commands_of_tfopts_processes(command):
+    sent, taken = signature(getattr(Runner, command)), signature(getattr(worker.Worker, f"do_{command}"))
+    assert [*taken.parameters] == [*sent.parameters]
 
 
 def test_a_worker_opens_what_the_batch_size_needs_and_keeps_outputs_that_are_overwritten(tmp_path):

@@ -53,7 +53,7 @@ class Worker:
         self.path, self.threads, self.batch_size = path, threads, 0
         return {}
 
-    def do_predict(self, inputs: str, outputs: str, batch_size: int, open_sizes: bool) -> dict[str, Any]:
+    def do_predict(self, inputs: str, outputs: str, batch_size: int, open_sizes: bool = False) -> dict[str, Any]:
         assert not open_sizes  # its models have static batch sizes
         examples = only_array(inputs)
         starts = range(0, len(examples), batch_size)

@@ -3,6 +3,7 @@
 import gc
 import hashlib
 import json
+import logging
 import os
 import resource
 import shutil
@@ -588,14 +589,20 @@ def test_an_artifact_that_holds_another_file_is_not_replaced(tmp_path):
     assert (tmp_path / "a" / "mine.txt").read_text() == "notes"
 
 
-def test_inputs_whose_names_are_no_identifiers_get_one(tmp_path):
-    """TensorFlow makes arguments of a function of them."""
-    inputs = {name: keras.Input((4,), name=name) for name in ("x-y", "2nd", "feat ures", "self", "entrée")}
+def test_inputs_whose_names_are_no_identifiers_get_one(tmp_path, caplog):
+    """TensorFlow makes arguments of a function of them, and warned of what it does not take."""
+    logger = logging.getLogger("tensorflow")
+    logger.addHandler(caplog.handler)
+    names = ("x-y", "2nd", "feat ures", "self", "entrée", "a:b", "_p")
+    inputs = {name: keras.Input((4,), name=name) for name in names}
     model = keras.Model(inputs, layers.Dense(2)(layers.Concatenate()(list(inputs.values()))))
     x = {name: np.random.default_rng(place).random((3, 4), np.float32) for place, name in enumerate(inputs)}
     artifact = export(model, tmp_path / "a", ExportConfig(), calibration_data=x)
+    logger.removeHandler(caplog.handler)
+    assert "not a valid node name" not in caplog.text
     serve = tf.saved_model.load(artifact.path)
     named = {"x_y": "x-y", "arg_2nd": "2nd", "feat_ures": "feat ures", "arg_self": "self", "entr_e": "entrée"}
+    named |= {"a": "a:b", "arg__p": "_p"}
     found = serve.signatures["serving_default"](**{own: x[name] for own, name in named.items()})
     np.testing.assert_allclose(found["output_0"], model(x), rtol=1e-5)
 

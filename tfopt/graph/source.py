@@ -252,8 +252,8 @@ def _name_inputs(specs: Any) -> list[tuple[str, Any]]:
     unnamed = (f"input_{number}" for number in itertools.count())
     paths = leaves_with_paths(specs)
     named = [(spec.name or (path[-1] if isinstance(path[-1], str) else next(unnamed)), spec) for path, spec in paths]
-    taken = [(re.sub(r"[^A-Za-z0-9_.\\/>-]", "_", name), spec) for name, spec in named]
-    return [(name if re.match(r"[A-Za-z0-9.]", name) else f"arg_{name}", spec) for name, spec in taken]
+    taken = re.compile(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]*")
+    return [(name if taken.fullmatch(name) else signature_name(name), spec) for name, spec in named]
 
 
 def saved_model_function(directory: Path, signature: str, trusted: bool) -> Any:

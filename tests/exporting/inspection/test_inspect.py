@@ -294,6 +294,13 @@ def test_what_is_no_model_is_one_line(name, tmp_path, capsys):
     assert str(path) in error[0]
 
 
+def test_a_directory_of_two_models_is_refused(tmp_path):
+    for name in ("model.onnx", "model.tflite"):
+        (tmp_path / name).touch()
+    with pytest.raises(ArtifactError, match=r"hold one model.*with model\.onnx, model\.tflite\. Name the file of one"):
+        inspect(tmp_path)
+
+
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("kept", [0, 40, 0.3, 0.9, 0.999])
 def test_a_truncated_file_is_one_line(name, kept, files, tmp_path, capsys):

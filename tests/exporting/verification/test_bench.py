@@ -151,11 +151,15 @@ def test_the_page_has_a_plot_for_each_figure_and_every_problem(report, tmp_path)
 
 def test_the_command_says_which_models_failed_and_why(models, capfd, monkeypatch):
     monkeypatch.chdir(models)
-    code = main(["bench", "small", "text.onnx", "empty", "--seconds", "0", "--json"])
+    Path("both").mkdir(exist_ok=True)
+    for name in ("model.onnx", "model.tflite"):
+        Path("both", name).touch()
+    code = main(["bench", "small", "text.onnx", "empty", "both", "--seconds", "0", "--json"])
     found = {each["name"]: each["failure"] for each in json.loads(capfd.readouterr().out)["models"]}
     assert code == 1
     assert found["small"] == ""
     assert found["empty"].startswith("A model must be the directory of an artifact or a SavedModel, or a file with ")
+    assert found["both"].startswith("A directory must hold one model. Received: both with model.onnx, model.tflite.")
 
 
 @pytest.mark.parametrize(
