@@ -15,12 +15,7 @@ from tfopt.graph import GraphEditor
 from tfopt.graph.edit import producer
 from tfopt.quantization import QuantizedModel
 from tfopt.quantization.annotation.annotate import AnnotatedGraph, add_fake_quant
-from tfopt.quantization.annotation.fusion import (
-    DATA_MOVEMENT_OPS,
-    FAKE_QUANT,
-    before_data_movement,
-    int8_weights,
-)
+from tfopt.quantization.annotation.fusion import DATA_MOVEMENT_OPS, FAKE_QUANT, before_data_movement, int8_weights
 from tfopt.quantization.annotation.grids import REDUCED_BITS, Range, adds_by_channel, steps_above_zero
 from tfopt.quantization.quantized_model import requantize
 
