@@ -1,8 +1,10 @@
 """The tree of tfopt: packages, each of which says what is inside and where to start."""
 
 import ast
+import os
 import re
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -38,3 +40,8 @@ def test_no_script_hides_a_package_of_python():
     scripts = {path.stem for folder in ("benchmarks", "recipes") for path in (ROOT / folder).glob("*")}
     assert "gpu_training" in scripts
     assert scripts & (sys.stdlib_module_names | {"compression", "annotationlib"}) == set()
+
+
+def test_the_time_limit_of_gpu_tests_is_theirs_alone():
+    # It ends the process, which a slow test elsewhere must not: conftest.py of tests/gpu would keep this file then.
+    assert not Path(tempfile.gettempdir(), f"tfopt-gpu-tests-{os.getpid()}.txt").exists()

@@ -14,16 +14,20 @@ import pytest
 from tfopt.training.xla import leave_convolutions_unfused
 
 leave_convolutions_unfused()  # for the networks that Keras alone compiles
+HERE = Path(__file__).parent
 LIMIT_S = float(os.environ.get("GPU_TEST_LIMIT_S", "240"))
+PLACE = Path(tempfile.gettempdir(), f"tfopt-gpu-tests-{os.getpid()}.txt")
+PLACE.unlink(missing_ok=True)  # of an earlier process with this number
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol():
-    place = Path(tempfile.gettempdir(), f"tfopt-gpu-tests-{os.getpid()}.txt")
-    with place.open("w") as file:
+def pytest_runtest_protocol(item):
+    if HERE not in item.path.parents:  # pytest calls this hook of every conftest.py, whichever test it runs
+        return (yield)
+    with PLACE.open("w") as file:
         faulthandler.dump_traceback_later(LIMIT_S, exit=True, file=file)
         try:
             return (yield)
         finally:
             faulthandler.cancel_dump_traceback_later()
-            place.unlink()
+            PLACE.unlink()
