@@ -49,7 +49,7 @@ class BenchOptions:
     gate: str | None = None
     """Least share of the baseline's score that a model must have to be named, for example 99% or 99.9%."""
     seconds: float = 0.15
-    """How long each model is timed in one of nine rounds."""
+    """How long each model is timed in one of nine rounds, or of 27 if nine leave undecided which is the fastest."""
     trusted: bool = False
     """Run models that touch files or the network, and .keras files with code. Without it, these are refused."""
     html: str | None = None

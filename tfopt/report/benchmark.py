@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tfopt.report.formatting import grouped, memory_size, score_label, short_bytes, shortened, show_score
@@ -26,7 +26,8 @@ class CallTimes(Record):
         latency_ms_median: Median time of a call.
         latency_ms_p90, latency_ms_p99: Percentiles of the times of the same calls.
         examples_per_s: Examples that these calls, one after the other, compute in a second.
-        round_ms: The median of each round. In a round all models have their turn.
+        round_ms: The median of each round. In the first nine all models have their turn. Those between which nine do
+            not decide have eighteen more.
     """
 
     batch_size: int
@@ -37,6 +38,12 @@ class CallTimes(Record):
     latency_ms_p99: float
     examples_per_s: float
     round_ms: tuple[float, ...]
+
+
+def best_of(times: Iterable[CallTimes], batch_size: int) -> CallTimes | None:
+    """Returns the times on the number of threads with the least median; None without calls of this size."""
+    own = [each for each in times if each.batch_size == batch_size]
+    return min(own, key=lambda each: each.latency_ms_median, default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,8 +90,7 @@ class BenchmarkedModel(Record):
 
     def best(self, batch_size: int) -> CallTimes | None:
         """Returns the times on the number of threads with the least median; None without calls of this size."""
-        own = [each for each in self.times if each.batch_size == batch_size]
-        return min(own, key=lambda each: each.latency_ms_median, default=None)
+        return best_of(self.times, batch_size)
 
     def reaches(self, gate: float | None) -> bool:
         """Whether it has enough of the baseline's score to be named; without a gate always."""
@@ -125,7 +131,8 @@ class BenchmarkReport(Record, Shown):
         device: The processor or GPU that ran the models.
         cores: Number of the processor's cores that the processes could use.
         batch_sizes, threads: What was measured.
-        rounds, seconds: The number of rounds, and how long each model was timed in one.
+        rounds, seconds: The number of rounds that each model had, before more for those that these left undecided, and
+            how long each was timed in one.
         models: The models in the order in which they were given.
         baseline: The name of the model whose score the others are compared with. None without labelled examples.
         higher_is_better: Whether higher scores are better.

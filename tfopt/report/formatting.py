@@ -6,6 +6,7 @@ import math
 
 COUNT_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
+CLEAR = 0.05  # the least difference of two times that counts
 MEMORY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 SCORE_LABELS = {
     "accuracy": "Accuracy",
@@ -121,9 +122,9 @@ def speed_verdict(speedup: float, least: float, greatest: float) -> str:
         >>> speed_verdict(2.0, 1.8, 2.1), speed_verdict(1.2, 0.9, 1.4), speed_verdict(0.5, 0.4, 0.6)
         ('faster', 'about even', 'slower')
     """
-    if speedup < 0.95 and greatest < 1:
+    if speedup < 1 - CLEAR and greatest < 1:
         return "slower"
-    return "faster" if speedup >= 1.05 and least > 1 else "about even"
+    return "faster" if speedup >= 1 + CLEAR and least > 1 else "about even"
 
 
 def _short(value: float, units: tuple[tuple[float, str], ...], smallest: str) -> str:

@@ -6,11 +6,15 @@ difference to one of them, there is no winner. Each model counts with its best n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import statistics
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from tfopt.report.benchmark import BenchmarkedModel, BenchmarkReport, Fastest
-from tfopt.report.formatting import speed_verdict
+from tfopt.report.formatting import CLEAR, speed_verdict
 from tfopt.timing import estimate
+
+Side = TypeVar("Side", bound=Hashable)
 
 
 def judged(
@@ -54,14 +58,35 @@ def judged(
 def is_faster(one: Sequence[float], other: Sequence[float]) -> bool:
     """Returns whether one of two sides is clearly faster. Both have a time for each round, taken in turns.
 
-    Only a difference of over 5% counts that the interval of the rounds' ratios confirms.
+    Only a difference of over 5% counts that the interval of the rounds' ratios confirms. Rounds that only one of them
+    had do not count.
 
     Example:
         >>> is_faster([1.0, 1.1, 1.0], [2.0, 2.1, 1.9]), is_faster([1.0, 1.2, 1.0], [1.1, 1.1, 1.3])
         (True, False)
     """
-    ratio = estimate([slow / fast for fast, slow in zip(one, other, strict=True)])
+    ratio = estimate([slow / fast for fast, slow in zip(one, other, strict=False)])
     return speed_verdict(ratio.median, ratio.least, ratio.most) == "faster"
+
+
+def undecided(round_ms: Mapping[Side, Sequence[float]]) -> list[Side]:
+    """Returns the sides between which more rounds may decide which is the fastest; none if they would tell no more.
+
+    These are the side with the least median, and those that it does not clearly beat, if one of their medians is over
+    5% longer. Sides within 5% of each other are about as fast, however long they are timed.
+
+    Args:
+        round_ms: For each side, a time for each round.
+    Example:
+        >>> undecided({"a": [2.0] * 9, "b": [1.8, 1.8, 2.1] * 3, "c": [3.0] * 9})
+        ['b', 'a']
+        >>> undecided({"a": [2.0] * 9, "b": [1.95] * 9}), undecided({"a": [2.0] * 9, "b": [1.5] * 9})
+        ([], [])
+    """
+    medians = {side: statistics.median(each) for side, each in round_ms.items()}
+    best = min(medians, key=medians.__getitem__)
+    rivals = [side for side in round_ms if side != best and not is_faster(round_ms[best], round_ms[side])]
+    return [best, *rivals] if any(medians[side] >= (1 + CLEAR) * medians[best] for side in rivals) else []
 
 
 def share_of(score: float, baseline: float, higher_is_better: bool) -> float | None:

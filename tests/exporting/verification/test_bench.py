@@ -1,5 +1,6 @@
 """Models side by side: what is measured of each, which are named, and what is said of those that cannot be measured."""
 
+import collections
 import json
 import os
 import tracemalloc
@@ -234,6 +235,23 @@ def test_a_model_that_fails_in_a_later_round_leaves_the_others(models, monkeypat
     assert turns.count("small") == 9
     assert [each.failure for each in found.models] == ["", "It has crashed."]
     assert [each.model for each in found.fastest] == ["small"]
+
+
+@pytest.mark.parametrize(("seconds", "rounds", "fastest"), [(0, 9, None), (0.1, 27, "small")])
+def test_models_that_nine_rounds_leave_undecided_have_more(seconds, rounds, fastest, models, monkeypatch):
+    taken = collections.Counter()
+
+    def beside_other_work(process, *_):
+        name = process.path.name
+        taken[name] += 1
+        disturbed = name == "small" and taken[name] in (3, 6, 9)
+        return [13.0] if disturbed else [{"small": 10.0, "foreign.onnx": 12.0, "large": 30.0}[name]]
+
+    monkeypatch.setattr(RuntimeProcess, "time_calls", beside_other_work)
+    found = benchmark([models / "large", models / "foreign.onnx", models / "small"], seconds=seconds)
+    assert taken == {"small": rounds, "foreign.onnx": rounds, "large": 9}
+    assert [len(each.times[0].round_ms) for each in found.models] == [9, rounds, rounds]
+    assert found.fastest[0].model == fastest
 
 
 def test_each_number_of_threads_has_a_process_and_given_inputs_reach_it(models, monkeypatch):

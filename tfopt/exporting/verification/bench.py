@@ -24,8 +24,8 @@ from tfopt.exporting.verification.measured import missing_instructions
 from tfopt.exporting.verification.scoring import Scoreboard, chunks
 from tfopt.exporting.verification.verify import Gate, OnStep
 from tfopt.hardware import detect
-from tfopt.report.benchmark import BenchmarkReport
-from tfopt.report.ranking import judged
+from tfopt.report.benchmark import BenchmarkReport, best_of
+from tfopt.report.ranking import judged, undecided
 from tfopt.settings.validation import check_value
 from tfopt.tasks.scorer import Metric, check_metric, higher_is_better
 from tfopt.tasks.scores import Score
@@ -33,6 +33,7 @@ from tfopt.timing import in_turns
 
 PAUSE_S = 0.05  # before a turn: threads of ONNX Runtime spin for some 30 ms after their last call
 ROUNDS = 9  # so many that the interval of the ratios leaves out a round that something else has disturbed
+MORE_ROUNDS = 18  # with 27, it leaves out seven at each end
 BatchSizes = Annotated[tuple[Annotated[int, Ge(1)], ...], MinLen(1)]
 Threads = Annotated[tuple[Annotated[int, Ge(0)], ...], MinLen(1)]
 Seconds = Annotated[float, Ge(0), Lt(math.inf)]
@@ -77,7 +78,8 @@ def benchmark(
         gate: The least share of the baseline's score that a model must have to be named, for example 0.99, the rule of
             MLPerf. The share of a score of which less is better, such as an error, is the baseline's score by the
             model's own.
-        seconds: How long each model is timed in one round. There are nine rounds. With 0, each has three calls.
+        seconds: How long each model is timed in one round. There are nine rounds, and eighteen more for those models
+            between which nine do not decide. With 0, a round has three calls, and there are no more than nine.
         trusted: Whether the models may touch files and the network when they run, and a .keras file may hold code.
             Otherwise such a model is refused before anything of it runs.
         on_step: Is called with a few words when a step begins.
@@ -128,7 +130,7 @@ def benchmark(
             _score(found, first, data, metric, on_step)
         for size in sizes:
             on_step(f"timing calls of batch {size}")
-            _time(found, size, counts, seconds)
+            _time(found, size, counts, seconds, on_step)
         rows = tuple(each.row(sizes, None if data is None else first, higher_is_better(metric)) for each in found)
     if not running(found):
         reasons = " ".join(f"{each.name}: {each.failure}" for each in found)
@@ -229,14 +231,26 @@ def _score(
         each.scores = scores
 
 
-def _time(found: Sequence[Candidate], size: int, threads: Sequence[int], seconds: float) -> None:
-    """Times the calls of one batch size: every model on every number of threads, in turns."""
+def _time(found: Sequence[Candidate], size: int, threads: Sequence[int], seconds: float, on_step: OnStep) -> None:
+    """Times the calls of one batch size in turns: every model on every number of threads, then those close to the best.
+
+    Of these, each model counts with its best number of threads.
+    """
     sides = [(each, count) for each in running(found) if size in each.batches for count in threads]
+    pause = PAUSE_S if len(sides) > 1 else 0.0
+
+    def take_turns(sides: Sequence[tuple[Candidate, int]], rounds: int) -> None:
+        turns = in_turns([partial(each.time, size, count, seconds, pause) for each, count in sides], rounds)
+        for (each, count), calls in zip(sides, turns, strict=True):
+            each.calls_ms.setdefault((size, count), []).extend(calls)
+
     if sides:
-        pause = PAUSE_S if len(sides) > 1 else 0.0
-        turns = in_turns([partial(each.time, size, count, seconds, pause) for each, count in sides], ROUNDS)
-        for (each, count), rounds in zip(sides, turns, strict=True):
-            each.calls_ms[size, count] = rounds
+        take_turns(sides, ROUNDS)
+    bests = {each: best for each, _ in sides if not each.failure and (best := best_of(each.times, size))}
+    close = undecided({each: best.round_ms for each, best in bests.items()}) if seconds and bests else []
+    if close:
+        on_step(f"more rounds of batch {size} for {', '.join(each.name for each in close)}")
+        take_turns([(each, bests[each].threads) for each in close], MORE_ROUNDS)
 
 
 def cautions(found: Sequence[Candidate]) -> list[str]:

@@ -218,6 +218,11 @@ class Candidate:
                 found = self.processes[threads].time_calls(self.batches[size], seconds)
         return found
 
+    @property
+    def times(self) -> tuple[CallTimes, ...]:
+        """The times of its calls, by batch size and number of threads."""
+        return tuple(_times(*sizes, rounds) for sizes, rounds in self.calls_ms.items())
+
     def row(self, batch_sizes: Sequence[int], baseline: Candidate | None, higher_is_better: bool) -> BenchmarkedModel:
         """Returns its record. `baseline` is the model with which its scores are compared, if there are any."""
         if not self.failure:
@@ -260,7 +265,7 @@ class Candidate:
             memory_peak_bytes=None if memory is None else int(memory),
             scores=self.scores.by_name if self.scores else {},
             score_share=share,
-            times=tuple(_times(*sizes, rounds) for sizes, rounds in self.calls_ms.items()),
+            times=self.times,
             skipped={batch: self.skipped[batch] for batch in batch_sizes if batch in self.skipped},
             unavailable=absent,
         )
