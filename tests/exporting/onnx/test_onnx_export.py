@@ -19,7 +19,7 @@ from tfopt.exporting.manifest import read_manifest
 from tfopt.exporting.paired import with_all_pairs
 from tfopt.exporting.stored_weights import encode_weights
 from tfopt.exporting.verification import written
-from tfopt.exporting.verification.process import RuntimeProcess
+from tfopt.exporting.verification.process import RuntimeProcess, runs
 from tfopt.graph import GraphEditor, fold_constants, freeze
 from tfopt.quantization import QuantizationConfig, WeightOnlyConfig, quantize
 
@@ -29,6 +29,14 @@ MODELS = [images, sequences, attention, one_axis, upwards]
 
 def served(directory):
     return onnxruntime.InferenceSession(str(directory / "model.onnx"), providers=["CPUExecutionProvider"])
+
+
+def executed_by(directory, scratch):
+    """Returns a session, and how many ops of each type the graph has that it makes of the file."""
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(scratch / "executed.onnx")
+    session = onnxruntime.InferenceSession(directory / "model.onnx", options, providers=["CPUExecutionProvider"])
+    return session, Counter(node.op_type for node in onnx.load(options.optimized_model_filepath).graph.node)
 
 
 def run(directory, inputs):
@@ -117,15 +125,49 @@ def test_the_gates_of_swish_and_of_squeeze_and_excite_are_in_int8(tmp_path):
     model, shape = squeeze_and_excite()
     x = examples(shape)
     export(model, tmp_path / "a", ExportConfig(format="onnx", precision="int8"), calibration_data=x)
-    options = onnxruntime.SessionOptions()
-    options.optimized_model_filepath = str(tmp_path / "executed.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "a" / "model.onnx", options, providers=["CPUExecutionProvider"])
-    executed = Counter(node.op_type for node in onnx.load(options.optimized_model_filepath).graph.node)
+    session, executed = executed_by(tmp_path / "a", tmp_path)
     assert (executed["QLinearSigmoid"], executed["QLinearMul"]) == (4, 4)
     assert not executed.keys() & {"Sigmoid", "Mul", "QuickGelu"}
     (found,) = session.run(None, {model.inputs[0].name: x})
     reference = quantize(model, QuantizationConfig(), calibration_data=x).predict(x)
     assert np.linalg.norm(found - reference) <= 0.03 * np.linalg.norm(reference)
+
+
+@pytest.mark.parametrize("size", [12, None])
+def test_zeros_before_a_maximum_and_means_of_images_are_in_int8_kernels(size, tmp_path):
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((size, size, 3))
+    hidden = layers.Conv2D(8, 3, activation="relu")(inputs)
+    hidden = layers.MaxPooling2D(3, 2)(layers.ZeroPadding2D(((1, 2), (2, 0)))(hidden))
+    hidden = layers.Conv2D(8, 3, activation="relu")(hidden)
+    kept = layers.GlobalAveragePooling2D(keepdims=True)(hidden)
+    model = keras.Model(inputs, layers.Dense(4)(layers.GlobalAveragePooling2D()(layers.Conv2D(8, 1)(kept))))
+    x = examples((12, 12, 3))
+    for precision, tolerance in (("float32", 1e-6), ("int8", 0.02)):
+        config = ExportConfig(format="onnx", precision=precision)
+        export(model, tmp_path / "a", config, calibration_data=x)
+        session, executed = executed_by(tmp_path / "a", tmp_path)
+        assert "Pad" not in executed
+        assert executed["QLinearGlobalAveragePool" if precision == "int8" else "GlobalAveragePool"] == 2
+        (found,) = session.run(None, {model.inputs[0].name: x})
+        reference = model(x) if precision == "float32" else quantize(model, calibration_data=x).predict(x)
+        assert np.linalg.norm(found - reference) <= tolerance * np.linalg.norm(reference)
+
+
+@pytest.mark.parametrize("format", ["onnx", "openvino"])
+def test_zeros_that_may_be_the_maximum_stay(format, tmp_path):
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((6, 6, 2))
+    negative = layers.Conv2D(3, 1, bias_initializer=keras.initializers.Constant(-9.0))(inputs)
+    of_zeros_alone = layers.MaxPooling2D(2)(layers.ZeroPadding2D(2)(ops.relu(inputs)))
+    outputs = [layers.MaxPooling2D(3, 2)(layers.ZeroPadding2D(1)(negative)), of_zeros_alone]
+    model = keras.Model(inputs, outputs)
+    x = examples((6, 6, 2))
+    export(model, tmp_path / "a", ExportConfig(format=format), calibration_data=x)
+    with runs(tmp_path / "a")(tmp_path / "a") as process:
+        found = process.predict({model.inputs[0].name: x}, len(x)).values()
+    for value, expected in zip(found, model(x), strict=True):
+        np.testing.assert_allclose(value, expected, atol=1e-5)
 
 
 def test_the_swish_of_thousands_has_a_range_in_int8(tmp_path):

@@ -23,11 +23,12 @@ from tfopt.exporting.onnx.missing_ops import HANDLERS
 from tfopt.exporting.paired import rounded_weights
 from tfopt.exporting.sign_bits import read_signs
 from tfopt.graph import FrozenGraph, GraphEditor
-from tfopt.graph.edit import dtype_attr
+from tfopt.graph.edit import attribute, dtype_attr, integers, is_nhwc, producer, text
 from tfopt.quantization.annotation.fusion import FAKE_QUANT, FAKE_QUANT_WEIGHTS
 
 OPSET = 18  # the newest that tf2onnx writes
 PRODUCER = "tfopt"
+NEVER_NEGATIVE = ("Relu", "Relu6", "Sigmoid", "Softplus", "Softmax", "Abs", "Square", "Exp")
 RESIZES = ("ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic")
 # What tf2onnx raises where it cannot convert a node.
 FAILURES = (ValueError, TypeError, LookupError, RuntimeError, AttributeError, AssertionError)
@@ -75,6 +76,7 @@ def convert(graph: FrozenGraph, *, signed: bool = False) -> onnx.ModelProto:
                 tensors_to_rename=named,
             )
             _set_resized(converted, resized)
+            _pool_globally(converted)
             model = optimizer.optimize_graph(converted, catch_errors=False, optimizers=_optimizers()).make_model(
                 graph.name
             )
@@ -112,6 +114,7 @@ def _prepared(graph: FrozenGraph) -> tuple[Any, list[str]]:
     for name in [name for name, node in editor.nodes.items() if node.op == FAKE_QUANT_WEIGHTS]:
         editor.redirect(name, editor.add_constant(f"{name}/rounded", rounded_weights(editor, name)[0]))
     _keep_out_of_range_off(editor)
+    _pad_in_pools(editor)
     read_signs(editor)
     outputs = []
     for tensor, spec in graph.outputs.values():
@@ -143,6 +146,26 @@ def _keep_out_of_range_off(editor: GraphEditor) -> None:
         beyond = editor.add("Mul", f"{name}/beyond", [filled, depth], T=kind)
         chosen = editor.add("SelectV2", f"{name}/index", [negative, beyond, index], T=kind)
         editor.set_inputs(name, [chosen, *node.input[1:]])
+
+
+def _pad_in_pools(editor: GraphEditor) -> None:
+    """Makes zeros before a maximum of windows its padding, where no value is below zero: it is then one int8 kernel."""
+    for name in [name for name, node in editor.nodes.items() if node.op == "MaxPool" and is_nhwc(node)]:
+        node = editor.nodes[name]
+        pad = editor.nodes[producer(node.input[0])]
+        amounts = editor.constant(pad.input[1]) if pad.op == "Pad" else None
+        if amounts is None or attribute(node, "padding").s != b"VALID" or not _is_never_negative(editor, pad.input[0]):
+            continue
+        # Padding counts as the least number, so each window must reach a value.
+        if (amounts < np.reshape(attribute(node, "ksize").list.i, (4, 1))).all():
+            node.attr["padding"].CopyFrom(text("EXPLICIT"))
+            node.attr["explicit_paddings"].CopyFrom(integers(amounts.reshape(-1).tolist()))
+            editor.set_inputs(name, [pad.input[0]])
+
+
+def _is_never_negative(editor: GraphEditor, tensor: str) -> bool:
+    node = editor.nodes[producer(tensor)]
+    return node.op in NEVER_NEGATIVE or (node.op == FAKE_QUANT and _is_never_negative(editor, node.input[0]))
 
 
 def _quantize_activation(context: Any, node: Any, name: str, arguments: Sequence[Any], *, signed: bool) -> None:
@@ -212,6 +235,29 @@ def _set_resized(context: Any, known: Mapping[str, Sequence[int]]) -> None:
         shape = context.get_shape(node.output[0])
         if shape is not None:
             context.set_shape(node.output[0], [*shape[:2], *size])
+
+
+def _pool_globally(context: Any) -> None:
+    """Writes the mean of each image as a pooling. ONNX Runtime computes that in int8, and a ReduceMean in float."""
+    for node in [each for each in context.get_nodes() if each.type == "ReduceMean"]:
+        source, result, axes = node.input[0], node.output[0], node.inputs[-1]
+        while axes.type == "Cast":
+            axes = axes.inputs[0]
+        shape, dtype = context.get_shape(result), context.get_dtype(source)
+        is_of_places = axes.is_const() and sorted(np.ravel(axes.get_tensor_value())) == [1, 2]
+        is_image = len(context.get_shape(source) or ()) == 4 and dtype == onnx.TensorProto.FLOAT
+        if not is_of_places or not is_image:
+            continue
+        keeps = bool(node.get_attr_value("keepdims", 1))
+        context.remove_node(node.name)
+        channels_first = context.make_node("Transpose", [source], attr={"perm": [0, 3, 1, 2]}, dtypes=[dtype])
+        pooled = context.make_node("GlobalAveragePool", channels_first.output, name=f"{node.name}/pool", dtypes=[dtype])
+        made: dict[str, Any] = {"name": node.name, "outputs": [result], "shapes": [shape], "dtypes": [dtype]}
+        if keeps:
+            context.make_node("Transpose", pooled.output, attr={"perm": [0, 2, 3, 1]}, **made)
+        else:
+            axes = context.make_const(f"{node.name}/places", np.array([2, 3], np.int64))
+            context.make_node("Squeeze", [*pooled.output, *axes.output], **made)
 
 
 def _name_sizes(model: onnx.ModelProto) -> None:
