@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import mean
 from typing import Any
 
-from page_tables import Table, read
+from page_tables import Table, measured_on, read
 
 import tfopt
 
@@ -54,17 +54,20 @@ def speeds(names: tuple[str, ...] = tuple(MODELS)) -> Table:
 def kernels() -> Table:
     """Milliseconds of a call by kind of kernel."""
     graphs = {"float32": "float32", "bfloat16": "bfloat16", "int8": "int8", "int8+bfloat16": "int8 and bfloat16"}
-    rows = [["model", "batch", "kernels", *graphs.values()]]
+    rows = [["model", "batch", "kernels", *graphs.values(), "processor"]]
     for name, found in read("time_by_op")["models"].items():
         for batch in found["batches"]:
             times = batch["kernel_ms"]
             start = [MODELS[name], str(batch["batch_size"])]
-            for kind in dict.fromkeys(kind for graph in reversed(graphs) for kind in times[graph]):
-                own = [times[graph].get(kind, {"ms": 0.0})["ms"] for graph in graphs]
-                rows.append([*start, kind, *(f"{ms:.1f}" for ms in own)])
-            totals = [sum(each["ms"] for each in times[graph].values()) for graph in graphs]
-            rows.append([*start, "all", *(f"{ms:.1f}" for ms in totals)])
+            measured = {graph: times[graph] for graph in reversed(graphs) if graph in times}
+            for kind in [*dict.fromkeys(kind for kinds in measured.values() for kind in kinds), "all"]:
+                cells = [f"{_of_kind(measured[graph], kind):.1f}" if graph in measured else "" for graph in graphs]
+                rows.append([*start, kind, *cells, measured_on(found)])
     return rows
+
+
+def _of_kind(kinds: dict, kind: str) -> float:
+    return sum(each["ms"] for name, each in kinds.items() if kind in (name, "all"))
 
 
 def resnet50() -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from page_tables import Table, processor, read
+from page_tables import Table, measured_on, read
 
 COLUMNS = {
     "saved_model_int8": "SavedModel int8",
@@ -26,13 +26,8 @@ def formats() -> Table:
     for name, found in models.items():
         equal = [found.get(key, {}).get("agreement_with_saved_model") for key in others]
         agreements = ["" if each is None else f"{each:.1%}" for each in equal]
-        rows.append([f"`{name}`", *(_cell(found.get(key)) for key in columns), *agreements, _processor(found)])
+        rows.append([f"`{name}`", *(_cell(found.get(key)) for key in columns), *agreements, measured_on(found)])
     return rows
-
-
-def _processor(found: dict) -> str:
-    """Returns the kind of the processor, and the instructions by which it computes int8."""
-    return f"{processor(found['device'])} with {found['cpu_features'][-1].upper()}"
 
 
 def _cell(found: dict | None) -> str:
@@ -69,7 +64,7 @@ def trained_formats() -> Table:
                 found["score"],
                 *("" if each is None else f"{each:.4g}" for each in scores),
                 *("" if each is None else f"{each:.1%}" for each in equal),
-                _processor(found),
+                measured_on(found),
             ]
         )
     return rows

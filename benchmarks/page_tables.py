@@ -28,6 +28,12 @@ def processor(device: str) -> str:
     return device if kind is None else kind + (instructions[0] if instructions else "")
 
 
+def measured_on(found: Mapping[str, Any]) -> str:
+    """Returns the kind of the processor of a measurement, and the newest of its instructions."""
+    kind = processor(found["device"])
+    return kind if " with " in kind else f"{kind} with {found['cpu_features'][-1].upper()}"
+
+
 def in_a_name(device: str) -> str:
     """Returns a device's name as it stands in the name of a results file."""
     return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")

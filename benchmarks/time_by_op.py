@@ -2,10 +2,11 @@
 
     python benchmarks/time_by_op.py --models efficientnetv2_b0 vit_small
 
-The graphs are those that `tfopt.export` writes: in float32 and int8, each also with compute="bfloat16". TensorFlow's
-trace gives the time of each kernel, one after the other in one inter-op thread and with all intra-op threads, in one
-process. Whole calls are timed without the trace, in turns with int8, and `times_of_int8` is the median of the ratios.
-Results go to benchmarks/results/time_by_op.json, one entry for each model. Entries of other models stay.
+The graphs are those that `tfopt.export` writes: in float32 and int8, each also with compute="bfloat16" if the processor
+multiplies that. TensorFlow's trace gives the time of each kernel, one after the other in one inter-op thread and with
+all intra-op threads, in one process. Whole calls are timed without the trace, in turns with int8, and `times_of_int8`
+is the median of the ratios. Results go to benchmarks/results/time_by_op.json, one entry for each model. Entries of
+other models stay.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tfopt.exporting.half.rewrite import compute_in_half
 from tfopt.exporting.int8.time_table import TimedGraph
 from tfopt.exporting.lowering import lower
 from tfopt.graph import FrozenGraph
-from tfopt.hardware import detect
+from tfopt.hardware import detect, multiplies_bfloat16
 
 RESULTS = Path(__file__).parent / "results"
 CALIBRATION_EXAMPLES = 32
@@ -101,6 +102,8 @@ def make_graphs(name: str) -> dict[str, FrozenGraph]:
         precision: lower(model, ExportConfig(precision=precision), examples, None).graphs["serving_default"]
         for precision in ("float32", "int8")
     }
+    if not multiplies_bfloat16():
+        return served
     halves = {kind: compute_in_half(graph, "bfloat16")[0] for kind, graph in served.items()}
     return {**served, "bfloat16": halves["float32"], "int8+bfloat16": halves["int8"]}
 
