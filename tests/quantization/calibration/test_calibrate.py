@@ -192,6 +192,16 @@ def test_ids_beyond_the_table(training):
         quantize(model, QuantizationConfig(training=training), calibration_data=ids.astype("int32"))
 
 
+def test_a_layer_without_a_kernel_on_this_processor():
+    channels_first = layers.Conv2D(4, 3, data_format="channels_first")
+    model = keras.Sequential([keras.Input((3, 8, 8)), channels_first, layers.Flatten(), layers.Dense(2)])
+    with (
+        tf.device("CPU:0"),
+        pytest.raises(UnsupportedModelError, match=r"processor.*NHWC.*data_format='channels_last'"),
+    ):
+        quantize(model, calibration_data=np.moveaxis(X, -1, 1))
+
+
 def used_up():
     data = iter([X])
     next(data)

@@ -189,7 +189,12 @@ def calibrate(
 
 @contextmanager
 def computable() -> Iterator[None]:
-    """Raises ConfigError where the model cannot compute with examples, for example with ids beyond its table."""
+    """Turns an error of TensorFlow into one that says what to do.
+
+    Raises:
+        ConfigError: The model cannot compute with the examples, for example with ids beyond its table.
+        UnsupportedModelError: This processor has no kernel for an op, for example for channels first.
+    """
     try:
         yield
     except tf.errors.InvalidArgumentError as error:
@@ -197,4 +202,9 @@ def computable() -> Iterator[None]:
             "calibration_data and evaluation_data must be examples that the model can compute with. Received: "
             f"{reason_of(str(error))}. Remove such examples, or encode them as for the training: ids must be below the "
             "number of rows of their table."
+        ) from error
+    except tf.errors.UnimplementedError as error:
+        raise UnsupportedModelError(
+            f"Each op of the model must have a kernel on this processor. Received: {reason_of(str(error))}. Replace "
+            "the layer, or give it data_format='channels_last'."
         ) from error
