@@ -6,7 +6,6 @@ import math
 
 COUNT_UNITS = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
-CLEAR = 0.05  # the least difference of two times that counts
 MEMORY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 SCORE_LABELS = {
     "accuracy": "Accuracy",
@@ -15,6 +14,7 @@ SCORE_LABELS = {
     "mean_absolute_error": "Mean absolute error",
 }
 """The scores of the tasks, as reports name them. Reports show them first."""
+CLEAR = 0.05  # the least difference of two times that counts
 
 
 def short_count(value: float) -> str:
