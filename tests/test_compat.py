@@ -31,6 +31,7 @@ from tfopt.compat import (
     tensorflow,
     time_distributed,
     trainer,
+    upsampling,
 )
 from tfopt.compat.replace import first_callback, replaced
 from tfopt.errors import UnsupportedVersionError
@@ -224,6 +225,7 @@ PLAIN = "enter(convolutions.plain_convolutions(gradients=True))"
 SHORT = "enter(recurrent.short_loops())"
 POOLING = "enter(pooling.plain_pooling(gradients=True))"
 FOLDED = "enter(time_distributed.folded_time())"
+RESIZED = "enter(upsampling.resized_once())"
 FUNCTION = "tensorflow.function_graph(t.graph, t.called)"
 NAMES = [
     # layers and graphs
@@ -261,6 +263,8 @@ NAMES = [
     Name("keras.src.backend.tensorflow.nn", "adaptive_max_pool", POOLING, takes=True),
     Name("keras.ops", "adaptive_max_pool", POOLING, reader="adaptive_max_pool"),
     Name("keras.layers.TimeDistributed", "call", FOLDED, takes=True),
+    Name("keras.layers.UpSampling2D", "call", RESIZED, takes=True),
+    Name("tf.Operation", "_set_attr", "upsampling.mark(t.graph.get_operations()[0], (2, 2))", takes=True),
     # fit and evaluate
     Name("keras.Model", "_maybe_symbolic_build", FIT, takes=True),
     Name("keras.Model", "make_train_function", FIT, takes=True),
@@ -423,6 +427,7 @@ KNOWN = {
     "optimizers": optimizers,
     "tensorflow": tensorflow,
     "trainer": trainer,
+    "upsampling": upsampling,
     "enter": enter,
     "fresh": fresh,
     "of_tf": of_tf,

@@ -18,6 +18,7 @@ from tfopt.compat.convolutions import plain_convolutions
 from tfopt.compat.pooling import plain_pooling
 from tfopt.compat.recurrent import short_loops
 from tfopt.compat.time_distributed import folded_time
+from tfopt.compat.upsampling import resized_once
 
 MOST_UNROLLED = 64  # building a step takes longer for each
 
@@ -115,6 +116,12 @@ DETOURS: dict[str, Detour] = {
         settings={"unroll": True},
         instead="unroll=True, which takes longer to build; a Bidirectional that returns sequences then needs inputs "
         "without a mask",
+    ),
+    "upsampling": Detour(
+        what="rows and then columns are repeated, each by a tile and a reshape",
+        layers=(layers.UpSampling2D,),
+        takes=lambda layer: layer.interpolation == "nearest",
+        plain=lambda gradients: resized_once(),
     ),
     "spectrograms": Detour(
         what="spectrograms as convolutions with a kernel for each frequency",

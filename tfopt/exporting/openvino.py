@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import math
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from tfopt.errors import UnsupportedModelError
 from tfopt.exporting.config import DEFAULT_SIGNATURE, ExportConfig
@@ -18,6 +21,8 @@ with without_telemetry():
     from openvino import opset13
 
 ALMOST_ZERO = 1e-30
+BY_CHANNEL = ("Add", "Subtract", "Multiply", "Divide")
+CLIPS = ("Relu", "Clamp")
 
 
 def write(lowered: Lowered, directory: Path, config: ExportConfig) -> None:
@@ -40,6 +45,8 @@ def write(lowered: Lowered, directory: Path, config: ExportConfig) -> None:
     for node in read.get_ops():
         if node.get_type_name() == "TopK":
             node.set_attribute("stable", True)  # as ONNX has it: of equal values the first comes first
+        elif node.get_type_name() == "FakeQuantize":
+            _set_limits_by_channel(node)
         elif node.get_input_size() and _pads_zeros(before := node.input_value(0).get_node()):
             _keep_apart(before, node)
     try:  # the precision of the weights is already that of the config
@@ -68,3 +75,28 @@ def _keep_apart(pad: Any, reader: Any) -> None:
         sizes = opset13.shape_of(pad.input_value(0))
         amounts = opset13.add(pad.input_value(1), opset13.subtract(sizes, sizes))
         pad.input(1).replace_source_output(amounts.output(0))
+
+
+def _set_limits_by_channel(rounding: Any) -> None:
+    """Gives a rounding behind a bias limits that are not the same in all channels.
+
+    OpenVINO moves the bias into the rounding. With open sizes that may be an op of its own, which adds the bias of the
+    first channel to all of them (measured with OpenVINO 2026.4), unless its limits have an axis of channels too.
+    """
+    shape = rounding.get_output_partial_shape(0)
+    if len(shape) < 3 or shape[1].is_dynamic or all(size.is_static for size in list(shape)[2:]):
+        return
+    before = rounding.input_value(0).get_node()
+    while before.get_type_name() in CLIPS:
+        before = before.input_value(0).get_node()
+    channels = shape[1].get_length()
+    given = [each.get_partial_shape() for each in before.input_values()]
+    if before.get_type_name() not in BY_CHANNEL or not any(
+        each.is_static and math.prod(each.to_shape()) == channels for each in given
+    ):
+        return
+    for place in (1, 2):
+        limit = rounding.input_value(place).get_node().data
+        limits = np.full((1, channels, *[1] * (len(shape) - 2)), limit)
+        limits[0, 0] = np.nextafter(limit, np.float32(0)) if limit else ALMOST_ZERO
+        rounding.input(place).replace_source_output(opset13.constant(limits).output(0))

@@ -11,14 +11,15 @@ from tfopt.graph.edit import GraphEditor, producer
 from tfopt.graph.frozen import FrozenGraph
 
 OPEN_SIZES = (64, 16, 4, 1)  # tried in this order; a position embedding, for example, limits the size
+MOST_PLACES = 64**2  # of all open axes of an input together: volumes of 64 by 64 by 64 take gigabytes
 # Ops between an input of ids and a table. They change shapes, or make negative ids positive.
 ID_OPS = frozenset({"Identity", "Cast", "Reshape", "ExpandDims", "Squeeze", "Less", "AddV2", "SelectV2"})
 
 
 def open_size(graph: FrozenGraph) -> int:
-    """Returns the first of OPEN_SIZES with which a graph runs.
+    """Returns the first of OPEN_SIZES with which a graph runs, and with which no input has over MOST_PLACES.
 
-    Without an open axis, or if no size works, it is OPEN_SIZES[0]. The batch axis does not count.
+    Without an open axis, or if no size works, it is the first of those. The batch axis does not count.
 
     Example:
         >>> import keras
@@ -26,14 +27,15 @@ def open_size(graph: FrozenGraph) -> int:
         >>> open_size(freeze(keras.Sequential([keras.Input((None, 4)), keras.layers.Conv1D(2, 3)])))
         64
     """
-    if any(None in shape[1:] for shape in _shapes(graph).values()):
-        for size in OPEN_SIZES:
-            try:
-                graph.predict(zeros(graph, size))
-            except tf.errors.OpError:
-                continue
-            return size
-    return OPEN_SIZES[0]
+    axes = max((shape[1:].count(None) for shape in _shapes(graph).values()), default=0)
+    sizes = [size for size in OPEN_SIZES if size**axes <= MOST_PLACES]
+    for size in sizes if axes else ():
+        try:
+            graph.predict(zeros(graph, size))
+        except tf.errors.OpError:
+            continue
+        return size
+    return sizes[0]
 
 
 def zeros(graph: FrozenGraph, size: int) -> dict[str, tf.Tensor]:

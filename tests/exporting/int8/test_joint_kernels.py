@@ -291,7 +291,7 @@ def test_average_pooling_against_integer_arithmetic(size, window, strides, paddi
 
 
 def _comes_from(nodes, name, source):
-    while name != source and nodes[name].op in ("Bitcast", "Tile", "Reshape", "ExpandDims", "Identity"):
+    while name != source and nodes[name].op in ("Bitcast", "ResizeNearestNeighbor", "Identity"):
         name = nodes[name].input[0]
     return name == source
 

@@ -191,3 +191,16 @@ def test_the_largest_probabilities_are_those_of_the_output_and_the_error_is_that
         found, exact = process.predict({inputs.name: drawn}, 16)["output_0"], ops.softmax(model(drawn))
     recorded = read_manifest(tmp_path / "a").check.errors["artifact"].max_abs
     assert recorded == pytest.approx(float(np.abs(found - exact).max()), rel=5e-3)
+
+
+def test_channels_are_known_behind_a_repetition_of_open_length(tmp_path):
+    """The converter infers no size from sizes that are computed together, and then finds no operator."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((None, 3), name="x")
+    y = layers.UpSampling1D(2)(layers.Conv1D(4, 3, activation="relu")(inputs))
+    model = keras.Model(inputs, layers.Conv1D(2, 3)(y))
+    x = np.random.default_rng(0).normal(size=(4, 9, 3)).astype("float32")
+    export(model, tmp_path / "a", ExportConfig(format="litert"))
+    with RuntimeProcess(tmp_path / "a") as process:
+        found = process.predict({"x": x}, 4)["output_0"]
+    np.testing.assert_allclose(found, model(x), rtol=1e-4, atol=1e-5)

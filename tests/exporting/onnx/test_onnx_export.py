@@ -380,6 +380,26 @@ def test_ops_that_a_converter_gets_wrong_are_right(tmp_path):
         np.testing.assert_allclose(found[name], value, atol=1e-5)
 
 
+@pytest.mark.parametrize("size", [(None, None), (8, 6)], ids=["open", "fixed"])
+def test_repeated_pixels_are_a_resize_by_whole_factors_and_tiles_between_int8_kernels(size, tmp_path):
+    """ONNX Runtime has a fast kernel for float images with the channels first; for int8 it has the channels last."""
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((*size, 3), name="x")
+    y = layers.UpSampling2D((3, 2))(layers.Conv2D(4, 3, padding="same", activation="relu")(inputs))
+    y = layers.UpSampling2D()(layers.Conv2D(4, 3, padding="same", activation="relu")(y))
+    model, x = keras.Model(inputs, layers.Conv2D(2, 1)(y)), examples((8, 6, 3))
+    quantized = quantize(model, QuantizationConfig(), calibration_data=x)
+    for each, precision, counts, limit in ((model, "float32", (2, 0), 1e-5), (quantized, "int8", (0, 2), 0.05)):
+        export(each, tmp_path / "a", ExportConfig(format="onnx", precision=precision))
+        graph = onnx.load(tmp_path / "a" / "model.onnx").graph
+        kinds = Counter(node.op_type for node in graph.node)
+        assert (kinds["Resize"], kinds["Tile"]) == counts
+        for images in (x, *([x[:3, :5, :4]] if None in size else [])):
+            found, expected = run(tmp_path / "a", {"x": images})["output_0"], np.asarray(model(images))
+            assert found.shape == expected.shape
+            assert np.linalg.norm(found - expected) < limit * np.linalg.norm(expected)
+
+
 @pytest.mark.parametrize(
     ("layer", "message"),
     [

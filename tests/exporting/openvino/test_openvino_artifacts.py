@@ -94,6 +94,27 @@ def test_paddings_before_layers_that_pad_keep_their_places_with_open_lengths(pre
                 assert np.linalg.norm(found - expected) < limit * np.linalg.norm(expected)
 
 
+def test_the_bias_of_each_channel_is_added_with_open_sizes(tmp_path):
+    """OpenVINO moved it into the rounding behind, and added the bias of the first channel to all of them."""
+    keras.utils.set_random_seed(1)
+    y = inputs = keras.Input((None, None, 3), name="image")
+    for _ in range(2):
+        y = layers.Conv2D(12, 3, padding="same", activation="relu")(y)
+        y = layers.Conv2DTranspose(16, 2, strides=2)(y)
+    y = layers.Conv2D(12, 3, padding="same", activation="relu")(y)
+    model = keras.Model(inputs, layers.Conv2D(2, 1)(y))
+    for each in model.layers[1:]:
+        each.bias.assign(np.random.default_rng(0).normal(size=each.bias.shape) / 2)
+    x = examples((8, 10, 3))
+    export(model, tmp_path / "a", ExportConfig(format="openvino", precision="int8"), calibration_data=x)
+    with RuntimeProcess(tmp_path / "a") as process:
+        for images in (x[:2], x[:2, :6, :7]):
+            expected = np.asarray(model(images))
+            for open_sizes in (False, True):
+                found = process.predict({"image": images}, open_sizes=open_sizes)["output_0"]
+                assert np.linalg.norm(found - expected) < 0.05 * np.linalg.norm(expected)
+
+
 def test_images_from_0_to_255_run_int8_kernels(tmp_path):
     """Their step is exactly 1, and OpenVINO left the convolution that reads them in float32."""
     keras.utils.set_random_seed(1)

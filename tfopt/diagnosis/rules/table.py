@@ -120,7 +120,8 @@ RULES: tuple[Rule, ...] = (
          threshold="tensors take at most 50% of the memory of the GPU, and twice the examples save 10% per example",
          remedy="a larger batch"),
     *(Rule(cause=cause, check=partial(detours.taken, cause), source="measured",
-           threshold=detours.threshold(detour), remedy=detours.remedy(detour)) for cause, detour in DETOURS.items()),
+           threshold=detours.threshold(detour), remedy=detours.remedy(detour))
+      for cause, detour in DETOURS.items() if detours.remedy(detour)),
     Rule(cause="xla", check=compute.xla, source="measured",
          threshold="the other setting of jit_compile saves 5% of the step", remedy="jit_compile"),
     Rule(cause="slow_replica", check=compute.slow_replica, source="measured",

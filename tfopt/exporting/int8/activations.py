@@ -123,7 +123,7 @@ class Activations:
         if node.op == "MaxPool":
             return self._pool("QuantizedMaxPool", name, node, held)
         others = {key: value for key, value in node.attr.items() if key != "T" and not key.startswith("_")}
-        if node.op not in ("Pad", "Tile", "Transpose"):
+        if node.op not in ("Pad", "Tile", "Transpose", "ResizeNearestNeighbor"):
             inputs = [held.values, *node.input[1:]]
             return replace(held, values=self._editor.add(node.op, name, inputs, T=dtype_attr(held.dtype), **others))
         return self._move("PadV2" if node.op == "Pad" else node.op, name, held, node.input[1:], **others)

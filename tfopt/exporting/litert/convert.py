@@ -29,7 +29,7 @@ from tfopt.exporting.paired import rounded_weights
 from tfopt.exporting.sign_bits import read_signs
 from tfopt.exporting.signatures import save
 from tfopt.graph import FrozenGraph, GraphEditor
-from tfopt.graph.edit import INT32, attribute, producer
+from tfopt.graph.edit import INT32, AttrValue, attribute, producer
 from tfopt.quantization.annotation.annotate import AnnotatedGraph, has_ranges
 from tfopt.quantization.annotation.fusion import (
     DATA_MOVEMENT_OPS,
@@ -136,9 +136,10 @@ def _unused_ranges(editor: GraphEditor, graph: AnnotatedGraph) -> list[str]:
 
 
 def _fix_sizes(editor: GraphEditor, graph: FrozenGraph, source: FrozenGraph) -> None:
-    """Gives the reshapes of which at most one size is open constant sizes, as TensorFlow infers them in either graph.
+    """Gives each reshape the sizes that TensorFlow infers in either graph as constants, beside the open ones.
 
-    Folding replaces sizes that are read from a tensor, of which TensorFlow then infers fewer.
+    Folding replaces sizes that are read from a tensor, of which TensorFlow then infers fewer. The converter infers
+    none from sizes that are computed together, as keras.ops.repeat has them, and so loses the channels of an image.
     """
     reshapes = [name for name, node in editor.nodes.items() if node.op == "Reshape"]
     open_sizes = [name for name in reshapes if editor.constant(editor.nodes[name].input[1]) is None]
@@ -149,11 +150,36 @@ def _fix_sizes(editor: GraphEditor, graph: FrozenGraph, source: FrozenGraph) -> 
         shape, earlier = (each.get(name, tf.TensorShape(None)) for each in (own, before))
         if shape.is_compatible_with(earlier):
             shape = shape.merge_with(earlier)
-        sizes = [-1] * 2 if shape.rank is None else [-1 if size is None else size for size in shape.as_list()]
-        if sizes.count(-1) <= 1 and 0 not in sizes:
-            node = editor.nodes[name]
+        sizes = [] if shape.rank is None else [-1 if size is None else size for size in shape.as_list()]
+        if not sizes or 0 in sizes or sizes.count(-1) == len(sizes) > 1:
+            continue
+        node = editor.nodes[name]
+        if sizes.count(-1) > 1:
+            _set_sizes_apart(editor, node, sizes)
+        else:
             node.attr["Tshape"].CopyFrom(INT32)
             editor.set_inputs(name, [node.input[0], editor.add_constant(f"{name}/sizes", np.array(sizes, np.int32))])
+
+
+def _set_sizes_apart(editor: GraphEditor, node: Any, sizes: list[int]) -> None:
+    """Gives a reshape its sizes one by one: the known ones as constants, the open ones (-1) from what it reads."""
+    name, kind = node.name, node.attr.get("Tshape", INT32)
+    axis = editor.add_constant(f"{name}/axis", np.int32(0))
+    apart = [
+        editor.add_constant(f"{name}/size", tf.as_dtype(kind.type).as_numpy_dtype(size))
+        if size != -1
+        else editor.add(
+            "GatherV2",
+            f"{name}/open_size",
+            [node.input[1], editor.add_constant(f"{name}/place", np.int32(place)), axis],
+            Tparams=kind,
+            Tindices=INT32,
+            Taxis=INT32,
+        )
+        for place, size in enumerate(sizes)
+    ]
+    packed = editor.add("Pack", f"{name}/sizes", apart, T=kind, N=AttrValue(i=len(apart)), axis=AttrValue(i=0))
+    editor.set_inputs(name, [node.input[0], packed])
 
 
 def _added_axes(editor: GraphEditor, node: Any) -> list[int]:

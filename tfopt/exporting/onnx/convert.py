@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib.metadata import version
 from typing import Any
@@ -20,6 +20,7 @@ import tensorflow as tf
 
 from tfopt.errors import UnsupportedModelError
 from tfopt.exporting.onnx.missing_ops import HANDLERS
+from tfopt.exporting.onnx.resizes import known_resizes, set_resizes
 from tfopt.exporting.paired import rounded_weights
 from tfopt.exporting.sign_bits import read_signs
 from tfopt.graph import FrozenGraph, GraphEditor
@@ -29,7 +30,6 @@ from tfopt.quantization.annotation.fusion import FAKE_QUANT, FAKE_QUANT_WEIGHTS
 OPSET = 18  # the newest that tf2onnx writes
 PRODUCER = "tfopt"
 NEVER_NEGATIVE = ("Relu", "Relu6", "Sigmoid", "Softplus", "Softmax", "Abs", "Square", "Exp")
-RESIZES = ("ResizeBilinear", "ResizeNearestNeighbor", "ResizeBicubic")
 # What tf2onnx raises where it cannot convert a node.
 FAILURES = (ValueError, TypeError, LookupError, RuntimeError, AttributeError, AssertionError)
 
@@ -57,7 +57,7 @@ def convert(graph: FrozenGraph, *, signed: bool = False) -> onnx.ModelProto:
             f"{graph.name!r}. Rename it, as in keras.Model(inputs, {{'result': output}})."
         )
     prepared, outputs = _prepared(graph)
-    resized = _sizes_of_resized(prepared)
+    resizes = known_resizes(prepared)
     inputs = [f"{spec.name}:0" for spec in graph.inputs.values()]
     named = dict(zip(inputs, graph.inputs, strict=True)) | dict(zip(outputs, graph.outputs, strict=True))
     handlers: dict[str, tuple[Any, list[str]]] = {
@@ -75,7 +75,7 @@ def convert(graph: FrozenGraph, *, signed: bool = False) -> onnx.ModelProto:
                 output_names=outputs,
                 tensors_to_rename=named,
             )
-            _set_resized(converted, resized)
+            set_resizes(converted, resizes)
             _pool_globally(converted)
             model = optimizer.optimize_graph(converted, catch_errors=False, optimizers=_optimizers()).make_model(
                 graph.name
@@ -122,14 +122,6 @@ def _prepared(graph: FrozenGraph) -> tuple[Any, list[str]]:
         outputs.append(f"{name}:0")
     placeholders = [spec.name for spec in graph.inputs.values()]
     return editor.graph_def([each.removesuffix(":0") for each in outputs], keep=placeholders), outputs
-
-
-def _sizes_of_resized(graph_def: Any) -> dict[str, list[int]]:
-    """Returns the height and width of each resize to fixed sizes, by the op's name."""
-    editor = GraphEditor(graph_def)
-    resizes = [name for name, node in editor.nodes.items() if node.op in RESIZES]
-    held = {name: editor.constant(editor.nodes[name].input[1]) for name in resizes}
-    return {name: size.tolist() for name, size in held.items() if size is not None}
 
 
 def _keep_out_of_range_off(editor: GraphEditor) -> None:
@@ -215,26 +207,6 @@ def _optimizers() -> dict[str, Any]:
 
     kept = {name: kind for name, kind in optimizer._get_optimizers().items() if name != "einsum_optimizer"}
     return {**kept, "q_dq_optimizer": WithinOneGraph}
-
-
-def _set_resized(context: Any, known: Mapping[str, Sequence[int]]) -> None:
-    """Gives a resize, by the op's name, its sizes in place of factors: as float32 these do not reach all sizes."""
-    for name, size in known.items():
-        node = context.get_node_by_name(name)
-        while node is not None and node.type in ("Transpose", "Cast"):
-            node = node.inputs[0]
-        if node is None or node.type != "Resize" or len(node.input) != 3:
-            continue
-        fixed = context.make_const(f"{name}/sizes", np.array(size, np.int64)).output[0]
-        made = {"dtypes": [onnx.TensorProto.INT64]}
-        ends = {"start": 0, "end": 2}
-        batch = context.make_node("Shape", [node.input[0]], attr=ends, name=f"{name}/batch", shapes=[[2]], **made)
-        sizes = [batch.output[0], fixed]
-        joined = context.make_node("Concat", sizes, attr={"axis": 0}, name=f"{name}/all", shapes=[[4]], **made)
-        context.replace_inputs(node, [node.input[0], node.input[1], "", joined.output[0]])
-        shape = context.get_shape(node.output[0])
-        if shape is not None:
-            context.set_shape(node.output[0], [*shape[:2], *size])
 
 
 def _pool_globally(context: Any) -> None:

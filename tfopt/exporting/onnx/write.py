@@ -22,6 +22,7 @@ from tfopt.exporting.onnx.pairs import (
     own_zero_points,
     quantize_weights,
 )
+from tfopt.exporting.onnx.resizes import with_tiles
 from tfopt.exporting.paired import rounded_before_extremes
 from tfopt.graph import fold_constants
 from tfopt.quantization.annotation.annotate import AnnotatedGraph
@@ -41,7 +42,7 @@ def onnx_model(lowered: Lowered, config: ExportConfig) -> onnx.ModelProto:
     if isinstance(graph, AnnotatedGraph) and config.format == "openvino":
         graph = with_float_arguments(rounded_before_extremes(graph))
     elif isinstance(graph, AnnotatedGraph) and not config.tensorrt:
-        graph = with_rounded_gates(graph)
+        graph = with_tiles(with_rounded_gates(graph))
     # Of stored weights, this computes what decodes them, and what is left of it is decoded constants.
     model = convert(fold_constants(graph) if encode else graph, signed=config.tensorrt)
     if isinstance(graph, AnnotatedGraph):

@@ -41,7 +41,9 @@ RELUS = ("Relu", "Relu6")
 FAKE_QUANT = "FakeQuantWithMinMaxArgs"
 FAKE_QUANT_WEIGHTS = "FakeQuantWithMinMaxVarsPerChannel"
 # Ops that only move or select values, so that the result has the range of the input.
-DATA_MOVEMENT_OPS = ("MaxPool", "Pad", "Tile", "Transpose", "Reshape", "Squeeze", "ExpandDims", "Identity")
+DATA_MOVEMENT_OPS = (
+    *("MaxPool", "Pad", "Tile", "Transpose", "Reshape", "Squeeze", "ExpandDims", "Identity", "ResizeNearestNeighbor"),
+)
 WITHOUT_LOWERING = ("BatchMatMulV2", "Einsum", "Conv2DBackpropInput", "Conv3D")
 Shapes = Mapping[str, tf.TensorShape]
 LOST_BITS = 2  # of the weights of a grouped convolution
