@@ -66,6 +66,21 @@ def kernels() -> Table:
     return rows
 
 
+def upsampling() -> Table:
+    """Speed of each format with one resize over that with repeated rows and columns."""
+    names = {"unet": "U-Net", "feature_pyramid": "feature pyramid", "decoder": "decoder"}
+    precisions = ("float32", "int8")
+    heads = [f"{precision}, batch {size}" for precision in precisions for size in (1, 8)]
+    rows = [["network", "format", *heads]]
+    for name, found in read("upsampling")["networks"].items():
+        for each in found["float32"]:
+            gains = [
+                f"{found[precision][each][f'batch_{size}']['gain']:.2f}x" for precision in precisions for size in (1, 8)
+            ]
+            rows.append([names[name], f"`{each}`", *gains])
+    return rows
+
+
 def _of_kind(kinds: dict, kind: str) -> float:
     return sum(each["ms"] for name, each in kinds.items() if kind in (name, "all"))
 
@@ -187,6 +202,7 @@ TABLES = {
     "int8 speeds": speeds,
     "kinds of kernels": kernels,
     "cold starts": cold_starts,
+    "upsampling": upsampling,
     "ResNet-50": resnet50,
     "other runtimes": runtimes,
     "keras.applications": applications,

@@ -17,7 +17,7 @@ REASONS: dict[str, str] = {  # beside the detours that remain in training
     "Normalization": "divides where a multiplication would do",
     "Rescaling": "gradients through it, which training does not need",
     "Activation, hard_silu": "Keras' formula takes more operations",
-    "UpSampling2D": "repeats rows, then columns; resizing is wrong by a pixel at some factors",
+    "UpSampling2D": "measured before the export had one resize for it",
     "UpSampling3D": "repeats along each axis",
 }
 

@@ -246,6 +246,16 @@ def test_the_sweep_over_layers_times_plain_operations_that_compute_the_same(fres
 
 
 @pytest.mark.slow
+def test_the_benchmark_of_upsampling_compares_the_resize_with_the_repetition(fresh_python, tmp_path):
+    out = tmp_path / "upsampling.json"
+    chosen = ["--networks", "decoder", "--formats", "onnx", "--precisions", "float32"]
+    run = _run(fresh_python, "upsampling.py", *chosen, "--seconds", "0.01", "--out", str(out))
+    assert run.returncode == 0, run.stderr
+    found = json.loads(out.read_text())["networks"]["decoder"]["float32"]["onnx"]["batch_8"]
+    assert found["gain"] == pytest.approx(found["ms"]["repeated"] / found["ms"]["resized"], abs=0.001)
+
+
+@pytest.mark.slow
 def test_the_benchmark_of_grouped_convolutions_compares_exports_and_trainings(fresh_python, tmp_path):
     out = tmp_path / "grouped.json"
     run = _run(fresh_python, "grouped_convolutions.py", "--quick", "--models", "regnet", "convnext", "--out", str(out))

@@ -394,8 +394,8 @@ def test_repeated_pixels_are_a_resize_by_whole_factors_and_tiles_between_int8_ke
         graph = onnx.load(tmp_path / "a" / "model.onnx").graph
         kinds = Counter(node.op_type for node in graph.node)
         assert (kinds["Resize"], kinds["Tile"]) == counts
-        for images in (x, *([x[:3, :5, :4]] if None in size else [])):
-            found, expected = run(tmp_path / "a", {"x": images})["output_0"], np.asarray(model(images))
+        for part in (x, *([x[:3, :5, :4]] if None in size else [])):
+            found, expected = run(tmp_path / "a", {"x": part})["output_0"], np.asarray(model(part))
             assert found.shape == expected.shape
             assert np.linalg.norm(found - expected) < limit * np.linalg.norm(expected)
 
