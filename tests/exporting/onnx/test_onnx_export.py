@@ -366,6 +366,8 @@ def test_ops_that_a_converter_gets_wrong_are_right(tmp_path):
         "one_hot": ops.one_hot(whole, 5),
         "largest": ops.argmax(number, -1),
         "resized": layers.Resizing(13, 13)(image),
+        "enlarged": layers.Resizing(13, 20, interpolation="nearest")(image),
+        "reduced": layers.Resizing(3, 5, interpolation="nearest")(image),
     }
     model = keras.Model([whole, number, image], outputs)
     export(model, tmp_path / "a", ExportConfig(format="onnx"))
@@ -378,6 +380,8 @@ def test_ops_that_a_converter_gets_wrong_are_right(tmp_path):
     found = run(tmp_path / "a", x)
     for name, value in model(x).items():
         np.testing.assert_allclose(found[name], value, atol=1e-5)
+    resizes = [node for node in onnx.load(tmp_path / "a" / "model.onnx").graph.node if node.op_type == "Resize"]
+    assert [str(each) for each in resizes if "tf_half_pixel" in str(each)] == []  # left ONNX with version 13
 
 
 @pytest.mark.parametrize("size", [(None, None), (8, 6)], ids=["open", "fixed"])

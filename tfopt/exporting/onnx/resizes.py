@@ -51,7 +51,11 @@ def set_resizes(context: Any, known: Mapping[str, Known]) -> None:
             context.replace_inputs(node, [node.input[0], "", scales])
             node.set_attr("coordinate_transformation_mode", "asymmetric")
             node.set_attr("nearest_mode", "floor")
-        elif each.sizes is not None and len(node.input) == 3:
+            continue
+        if node.get_attr_str("coordinate_transformation_mode") == "tf_half_pixel_for_nn":  # not in this set of ops
+            node.set_attr("coordinate_transformation_mode", "half_pixel")
+            node.set_attr("nearest_mode", "round_prefer_ceil")
+        if each.sizes is not None and len(node.input) == 3:
             _set_sizes(context, node, name, each.sizes)
 
 
