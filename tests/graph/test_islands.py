@@ -87,9 +87,12 @@ def test_one_channel_in_each_group_is_depthwise_and_takes_what_follows(multiplie
     np.testing.assert_allclose(*graph.predict(x).values(), model(x), atol=1e-5)
 
 
-def test_the_bias_of_a_grouped_one_is_added_apart():
+@pytest.mark.parametrize("rank", [1, 2])
+def test_the_bias_of_a_grouped_one_is_added_apart(rank):
     """TensorFlow joins Conv2D and BiasAdd, which its kernel without oneDNN refuses for groups."""
-    model = of((9, 9, 4), layers.Conv2D(6, 3, groups=2, activation="relu"))
+    layer = {1: layers.Conv1D, 2: layers.Conv2D}[rank](6, 3, groups=2, activation="relu")
+    model = of((*[9] * rank, 4), layer)
+    layer.bias.assign([1.0] * 6)
     for graph in (freeze(model), freeze(model, fold=False)):
         found = [op for op in ops(graph) if op in ("Conv2D", "BiasAdd", "AddV2", "Relu")]
         assert found == ["Conv2D", "AddV2", "Relu"]

@@ -20,7 +20,7 @@ from tfopt.compat.checks import private
 from tfopt.compat.replace import replaced
 
 FACTORS = "_tfopt.factors"  # the attribute of the operation that says how often rows and columns are repeated
-KERNELS = (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.uint8, tf.int8, tf.int32, tf.int64)
+KERNELS = (tf.float16, tf.bfloat16, tf.float32, tf.float64)  # LiteRT resizes no integers
 
 
 @contextlib.contextmanager

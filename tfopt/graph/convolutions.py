@@ -211,12 +211,12 @@ def _square_strides(node: Any, image: Any, kernel: tuple[int, ...]) -> list[int]
 
 
 def add_bias_of_groups_apart(editor: GraphEditor, infer: Callable[[], Shapes]) -> None:
-    """Turns the BiasAdd behind each grouped Conv2D into AddV2. Nodes keep their names.
+    """Turns the BiasAdd behind each grouped Conv2D, or behind its squeeze, into AddV2. Nodes keep their names.
 
     `infer` returns the shape of each tensor of the graph, as far as TensorFlow infers it.
     """
     biases = [node for node in editor.nodes.values() if node.op == "BiasAdd" and is_nhwc(node)]
-    behind = [(bias, editor.nodes[producer(bias.input[0])]) for bias in biases]
+    behind = [(bias, _before_squeeze(editor, bias)) for bias in biases]
     behind = [(bias, source) for bias, source in behind if source.op == "Conv2D"]
     shapes = infer() if behind else {}
     for bias, source in behind:
@@ -224,3 +224,8 @@ def add_bias_of_groups_apart(editor: GraphEditor, infer: Callable[[], Shapes]) -
         is_known = image.rank == kernel.rank == 4 and None not in (image[-1], kernel[2])
         if is_known and image[-1] != kernel[2]:
             editor.become(bias.name, "AddV2", [*bias.input], T=bias.attr["T"])
+
+
+def _before_squeeze(editor: GraphEditor, node: Any) -> Any:
+    source = editor.nodes[producer(node.input[0])]
+    return editor.nodes[producer(source.input[0])] if source.op == "Squeeze" else source

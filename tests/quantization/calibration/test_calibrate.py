@@ -237,6 +237,13 @@ def test_data_that_will_not_do(data, message, of_one_input):
         quantize(of_one_input, calibration_data=data)
 
 
+def test_examples_that_leave_no_value_are_too_small():
+    inputs = keras.Input((None, None, 3))
+    model = keras.Model(inputs, layers.Conv2D(2, 1)(layers.Conv2D(4, 3)(inputs)))
+    with pytest.raises(ConfigError, match=r"shapes \[\(2, 2, 3\)\], with which .* Pass larger examples"):
+        quantize(model, calibration_data=X[:, :2, :2])
+
+
 def test_one_array_for_two_inputs():
     with pytest.raises(ConfigError, match=r"inputs \['image', 'vector'\]"):
         quantize(two_inputs(), calibration_data=X)

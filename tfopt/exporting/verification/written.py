@@ -78,13 +78,20 @@ def check_written(
             measured = error_on(lowered.source, process.predict(held_out, size), exact)
             return replace(check, errors={**check.errors, ARTIFACT: measured})
     except ArtifactError as error:
+        are_open = any(None in (spec.shape or ())[1:] for spec in specs.values())
+        whole = "Give keras.Input whole sizes. " if are_open else ""
         float32 = (
             "Export a float32 model, for float64 has few kernels there; or write" if graph.has_doubles else "Write"
         )
         raise UnsupportedModelError(
-            f"The {file_format.what} must run in its runtime. Received: {graph.name!r} ({error}). {float32} "
-            "format='saved_model', or replace the layer."
+            f"The {file_format.what} must run in its runtime. Received: {graph.name!r} ({_without(directory, error)}). "
+            f"{whole}{float32} format='saved_model', or replace the layer."
         ) from error
+
+
+def _without(directory: Path, error: ArtifactError) -> str:
+    """Returns what an error says, without the path of what is not written yet."""
+    return str(error).replace(f"{directory} ", "")
 
 
 def _longer(shape: Sequence[int], sizes: Sequence[int | None]) -> tuple[int, ...]:

@@ -168,7 +168,11 @@ def length(batch: Mapping[str, Any]) -> int:
 def calibrate(
     graph: FrozenGraph, tensors: Sequence[str], batches: Sequence[Mapping[str, Any]], config: QuantizationConfig
 ) -> dict[str, Range]:
-    """Returns the range of each tensor over the data. Raises ConfigError if the data drives one to NaN or infinity."""
+    """Returns the range of each tensor over the data.
+
+    Raises:
+        ConfigError: The data drives a tensor to NaN or infinity, or leaves none of its values.
+    """
     observers = {tensor: make_observer(config) for tensor in tensors}
     function = graph.as_function(fetch=tensors)
     examples = 0
@@ -181,6 +185,12 @@ def calibrate(
                     "calibration_data must keep every activation finite. "
                     f"Received: NaN or infinity in tensor {tensor!r}, shape {array.shape}, among examples "
                     f"{examples} to {examples + length(piece) - 1}. Remove these examples or normalise the inputs."
+                )
+            if not array.size:
+                raise ConfigError(
+                    "calibration_data must leave values in every tensor. Received: examples of the shapes "
+                    f"{[tuple(given.shape[1:]) for given in piece.values()]}, with which tensor {tensor!r} has the shape "
+                    f"{array.shape}. Pass larger examples."
                 )
             observer.update(array)
         examples += length(piece)
