@@ -187,10 +187,10 @@ def calibrate(
                     f"{examples} to {examples + length(piece) - 1}. Remove these examples or normalise the inputs."
                 )
             if not array.size:
+                shapes = [tuple(given.shape[1:]) for given in piece.values()]
                 raise ConfigError(
-                    "calibration_data must leave values in every tensor. Received: examples of the shapes "
-                    f"{[tuple(given.shape[1:]) for given in piece.values()]}, with which tensor {tensor!r} has the shape "
-                    f"{array.shape}. Pass larger examples."
+                    f"calibration_data must leave values in every tensor. Received: examples of the shapes {shapes}, "
+                    f"with which tensor {tensor!r} has the shape {array.shape}. Pass larger examples."
                 )
             observer.update(array)
         examples += length(piece)
