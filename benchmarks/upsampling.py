@@ -132,14 +132,12 @@ def compare(directory: Path, file_format: str, options: Options) -> dict[str, An
     report = tfopt.benchmark(
         [directory / side / file_format for side in SIDES], batch_sizes=(1, 8), seconds=options.seconds
     )
-    times = [{each.batch_size: each.latency_ms_median for each in one.times} for one in report.models]
-    return {
-        f"batch_{size}": {
-            "ms": dict(zip(SIDES, (before, after), strict=True)),
-            "gain": round(before / after, 3),
-        }
-        for size, before, after in ((size, times[0][size], times[1][size]) for size in times[0])
-    }
+    found = {}
+    for turns in zip(*(model.times for model in report.models), strict=True):
+        before, after = (each.latency_ms_median for each in turns)
+        ms = dict(zip(SIDES, (before, after), strict=True))
+        found[f"batch_{turns[0].batch_size}"] = {"ms": ms, "gain": round(before / after, 3)}
+    return found
 
 
 if __name__ == "__main__":

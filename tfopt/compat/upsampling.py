@@ -53,8 +53,6 @@ def resized_once() -> Iterator[None]:
 def _call(layer: Any, original: Callable[..., Any], inputs: Any) -> Any:
     if layer.interpolation != "nearest" or not isinstance(inputs, tf.Tensor) or inputs.dtype not in KERNELS:
         return original(layer, inputs)
-    if 0 in inputs.shape[1:]:  # the kernel refuses it
-        return original(layer, inputs)
     first = layer.data_format == "channels_first"
     images = tf.transpose(inputs, [0, 2, 3, 1]) if first else inputs
     size = [each * factor for each, factor in zip(ops.shape(images)[1:3], layer.size, strict=True)]

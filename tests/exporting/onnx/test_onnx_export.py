@@ -420,6 +420,16 @@ def test_a_file_that_computes_something_else_is_refused_and_nothing_is_written(l
     assert not list(tmp_path.iterdir())
 
 
+def test_a_runtime_that_refuses_open_sizes_is_told_without_the_path_of_what_is_not_written(tmp_path):
+    inputs = keras.Input((None, None, 2))
+    model = keras.Model(inputs, layers.Resizing(6, 6, interpolation="bicubic")(inputs))
+    with pytest.raises(
+        UnsupportedModelError, match=r"must run in its runtime.* Give keras\.Input whole sizes"
+    ) as error:
+        export(model, tmp_path / "a", ExportConfig(format="onnx"))
+    assert str(tmp_path) not in str(error.value)
+
+
 def test_a_file_that_is_wrong_for_other_lengths_than_those_of_the_data_is_refused(tmp_path):
     """The file of another model, which computes the same of an even length."""
     inputs = keras.Input((None, 3), name="x")
